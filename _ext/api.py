@@ -1,0 +1,85 @@
+"""Write one page per module of the package, and an index by floor: `python _ext/api.py PACKAGE_DIR DEST`."""
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+FLOORS = [  # heading, what it says, first words of the module names on it
+    ("Shapes and data", "Conventions, languages, generators, batches.", ("core", "data")),
+    ("Layers", "Pure functions and small modules that encoders share.", ("layers",)),
+    ("Encoders", "One architecture a room.", ("encoders",)),
+    ("Models", "The table of encoders, and heads that turn an encoder into a model for a task.", ("registry", "tasks")),
+    ("Laboratory and drawing room", "Training, records, sweeps, benchmarks; figures and steppers.", ("lab", "show")),
+    ("Front door", "The command line.", ("cli",)),
+]
+
+INTRODUCTION = """Each page lists what a module exports, with the shapes of everything that goes in and comes out.
+A room may use lower floors, and the rooms listed before it on its own."""
+
+MODULE_PAGE = """# {name}
+
+{about}
+
+```{{eval-rst}}
+.. automodule:: {name}
+   :members:
+```
+"""
+
+
+def module_names(package_dir: Path) -> dict[str, Path]:
+    "Dotted name -> file, for each module that defines something."
+    names = {}
+    for file in sorted(package_dir.rglob("*.py")):
+        parts = file.relative_to(package_dir.parent).with_suffix("").parts
+        if parts[-1] in ("_modidx", "__main__"):
+            continue
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+            if not any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in ast.parse(file.read_text()).body):
+                continue
+        names[".".join(parts)] = file
+    return names
+
+
+def about_module(file: Path, package_dir: Path, dest: Path) -> str:
+    "A sentence about a module and, where its chapter is in the table of contents, a link to it."
+    text = file.read_text()
+    doc = (ast.get_docstring(ast.parse(text)) or "").strip().split("\n\n")[0]
+    source = re.search(r"File to edit: (?:\.\./)*(\S+\.ipynb)", text)
+    toc = dest.parent / "_toc.yml"
+    page = source and source[1].removesuffix(".ipynb")
+    if page and toc.exists() and re.search(rf"{re.escape(page)}(\.ipynb)?\s*$", toc.read_text(), flags=re.MULTILINE):
+        link = f"Derived and tested in the chapter [](../{source[1]})."
+    else:
+        link = f"Made from `{source[1]}`." if source else ""
+    return f"{doc}\n\n{link}".strip()
+
+
+def write_api_pages(package_dir: Path, dest: Path) -> list[Path]:
+    "Write dest/index.md and dest/<module>.md for every module; dest lies in the folder that holds _toc.yml."
+    package_dir, dest = Path(package_dir), Path(dest)
+    dest.mkdir(parents=True, exist_ok=True)
+    names, written = module_names(package_dir), []
+    for name, file in names.items():
+        page = dest / f"{name}.md"
+        page.write_text(MODULE_PAGE.format(name=name, about=about_module(file, package_dir, dest)))
+        written.append(page)
+    index = ["# The library, module by module", "", INTRODUCTION, ""]
+    rooms = {name: name.split(".")[1] if "." in name else "" for name in names}
+    listed = set()
+    for number, (title, about, firsts) in enumerate(FLOORS, 1):
+        here = [name for first in firsts for name in names if rooms[name] == first]
+        listed |= set(here)
+        if here:
+            index += [f"## Floor {number}: {title}", "", about, "", *[f"- [`{name}`]({name}.md)" for name in here], ""]
+    rest = [name for name in names if name not in listed]
+    if rest:
+        index += ["## Other modules", "", *[f"- [`{name}`]({name}.md)" for name in rest], ""]
+    (dest / "index.md").write_text("\n".join(index))
+    return [dest / "index.md", *written]
+
+
+if __name__ == "__main__":
+    print(json.dumps([str(page) for page in write_api_pages(Path(sys.argv[1]), Path(sys.argv[2]))], indent=1))

