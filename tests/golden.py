@@ -1,0 +1,118 @@
+"""Check golden files: `python -m tests.golden FILE...`, one line a file, exit status 1 if any fails.
+
+A golden file holds inputs, parameters and outputs recorded from the papers' published code (safetensors, the configuration in
+its metadata). `build` makes our module for a model and a configuration, `evaluate` runs it on the inputs."""
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from rvnnbook.core import Encoding, simple_tree
+from rvnnbook.encoders.rvnn import RvNN
+from rvnnbook.layers.neighbors import neighbor_weights
+from rvnnbook.tasks.classify import Classifier
+
+OUTPUTS, GRADIENTS = 1e-5, 1e-4        # largest absolute error; largest error as a share of the largest gradient
+
+
+class Neighbors(nn.Module):
+    "The two neighbour matrices of a batch of existences."
+    def forward(self, exists):
+        return {side: neighbor_weights(exists, side) for side in ("left", "right")}
+
+
+class MaskedMean(nn.Module):
+    "Stands in for an encoder in the files that test the heads alone."
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x, mask, **_):
+        return Encoding((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+def build(model: str, config: dict, case: str = "") -> nn.Module:
+    "Our module for a model's name and the file's configuration."
+    if model == "ops" and case.startswith("crvnn_neighbor"):
+        return Neighbors()
+    if model == "bbt_grc":
+        return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
+    if model == "heads" and case.startswith("classifier"):
+        return Classifier(MaskedMean(config["hidden_size"]), 15, config["n_classes"], config["embd_dim"],
+                          layers=2 if config["classifier_mlp"] else 1)
+    raise LookupError(f"no module yet for {model}/{case}")
+
+
+def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
+    "Outputs and gradients, under the names they have in the file."
+    module.eval()
+    mask = inputs["mask"].bool()
+    if model == "ops":
+        exists = (inputs["exist_probs"] * mask).requires_grad_()
+        weights = module(exists)
+        found = {f"out.{side}": weight for side, weight in weights.items()}
+        if "w_left" in inputs:
+            loss = sum((weights[side] * inputs[f"w_{side}"]).sum() for side in weights)
+            found["grad.exist_probs"], = torch.autograd.grad(loss, exists)
+        return found
+    if model == "bbt_grc":
+        x = inputs["x"].clone().requires_grad_()
+        trees = torch.zeros(mask.shape, dtype=torch.int64)
+        for row, length in enumerate(mask.sum(1).tolist()):
+            trees[row, :length] = torch.tensor(simple_tree("balanced", length))
+        root = module(x, mask, trees=trees).root
+        return {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
+    ids = inputs["tokens"].long()
+    x = module.in_proj(module.embedding(ids))
+    return {"out.embedded": x * mask[..., None], "out.root": module.encoder(x, mask).root, "out.logits": module(ids, mask).root}
+
+
+def rows_that_mean_something(name: str, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    "Neighbour matrices have rows for padding positions, and nobody reads them."
+    return value[mask] if name in ("out.left", "out.right") else value
+
+
+def check(path: str) -> list[str]:
+    "What is wrong with our results for one file; empty if nothing is."
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}
+    model = about["model"]
+    module = build(model, json.loads(about["config"]), about["case"])
+    parameters = {key[6:]: value.float() for key, value in tensors.items() if key.startswith("param.")}
+    module.load_state_dict(parameters)
+    inputs = {key[3:]: value for key, value in tensors.items() if key.startswith("in.")}
+    found, wrong = evaluate(model, module, inputs), []
+    expected = {key: value for key, value in tensors.items() if key.startswith(("out.", "grad."))}
+    if missing := expected.keys() - found.keys():
+        wrong.append(f"not computed: {', '.join(sorted(missing))}")
+    for key in expected.keys() & found.keys():
+        ours, theirs = (rows_that_mean_something(key, value, inputs["mask"].bool()) for value in (found[key], expected[key]))
+        if ours.shape != theirs.shape:
+            wrong.append(f"{key}: shape {tuple(ours.shape)}, expected {tuple(theirs.shape)}")
+            continue
+        scale = theirs.abs().max().clamp(min=1e-30) if key.startswith("grad.") else 1.0
+        error = float(((ours - theirs).abs() / scale).max().detach())
+        if not error <= (GRADIENTS if key.startswith("grad.") else OUTPUTS):
+            wrong.append(f"{key}: error {error:.1e}")
+    return wrong
+
+
+def main(paths: list[str]) -> int:
+    status = 0
+    for path in paths:
+        try:
+            wrong = check(path)
+        except Exception as error:      # a file we cannot read or have no module for is a failed file, not the end
+            wrong = [f"{type(error).__name__}: {error}"]
+        status |= bool(wrong)
+        print(f"{'FAIL' if wrong else 'ok  '} {Path(path).parent.name}/{Path(path).name}" + "".join(f"  {w}" for w in wrong))
+    return status
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m tests.golden FILE...")
+    sys.exit(main(sys.argv[1:]))
