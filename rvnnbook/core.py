@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['pad_batch', 'length_mask', 'check_batch', 'Encoding', 'batch_gap', 'padding_gap', 'steps_from_tree',
-           'tree_from_steps', 'simple_tree', 'merge_targets']
+           'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
 
 # %% ../nbs/conventions.ipynb #938f74f6
 from typing import NamedTuple
@@ -36,22 +36,25 @@ def check_batch(
 ) -> Tensor:                     # x with zeros on padding, (B, N, D)
     "Refuse a malformed batch; otherwise return it with its padding set to zero."
     if x.ndim != 3 or not x.is_floating_point():
-        raise ValueError(f"x must be a floating-point (B, N, D) tensor, got {x.dtype} of shape {tuple(x.shape)}")
+        raise ValueError("x must be a floating-point (B, N, D) tensor, "
+                         f"got {x.dtype} of shape {tuple(x.shape)}")
     if dim is not None and x.shape[2] != dim:
         raise ValueError(f"x has width {x.shape[2]}, the encoder was made for dim={dim}")
     if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-        raise ValueError(f"mask must be bool of shape {tuple(x.shape[:2])}, got {mask.dtype} of shape {tuple(mask.shape)}")
+        raise ValueError(f"mask must be bool of shape {tuple(x.shape[:2])}, "
+                         f"got {mask.dtype} of shape {tuple(mask.shape)}")
     if not bool(mask[:, :1].all()) or bool((mask[:, 1:] & ~mask[:, :-1]).any()):
         row = int((~mask[:, :1].all(1) | (mask[:, 1:] & ~mask[:, :-1]).any(1)).nonzero()[0])
-        raise ValueError(f"mask row {row} must start with a token and have its tokens first: {mask[row].int().tolist()}")
+        raise ValueError(f"mask row {row} must start with a token and have its tokens first: "
+                         f"{mask[row].int().tolist()}")
     return torch.where(mask[..., None], x, 0)
 
 # %% ../nbs/conventions.ipynb #5f05e2f5
 class Encoding(NamedTuple):
     "What every encoder returns."
     root: Tensor                       # sentence vectors, (B, D)
-    states: Tensor | None = None       # per-position states, (B, N, D), where the architecture has them
-    loss: Tensor | float = 0.0         # scalar auxiliary loss, mean over the batch; 0 where there is none
+    states: Tensor | None = None       # per-position states, (B, N, D), if the architecture has any
+    loss: Tensor | float = 0.0         # scalar auxiliary loss, mean over the batch; 0 if none
     trace: dict | None = None          # with trace=True: what a drawing or a check needs, by name
 
 # %% ../nbs/conventions.ipynb #e3b46b36
@@ -66,7 +69,8 @@ def batch_gap(
     together, gaps = encoder(x, mask, trees=trees).root, []
     for b, n in enumerate(mask.sum(1).tolist()):
         tree = None if trees is None else trees[b:b + 1, :n]
-        gaps.append((encoder(x[b:b + 1, :n], mask[b:b + 1, :n], trees=tree).root[0] - together[b]).abs().max())
+        alone = encoder(x[b:b + 1, :n], mask[b:b + 1, :n], trees=tree).root[0]
+        gaps.append((alone - together[b]).abs().max())
     return float(torch.stack(gaps).max())
 
 # %% ../nbs/conventions.ipynb #b9e28a19
@@ -82,20 +86,22 @@ def padding_gap(
     wide_mask = nn.functional.pad(mask, (0, extra))
     wide_x = torch.where(wide_mask[..., None], nn.functional.pad(x, (0, 0, 0, extra)), torch.nan)
     wide_trees = None if trees is None else nn.functional.pad(trees, (0, extra))
-    plain, wide = encoder(x, mask, trees=trees).root, encoder(wide_x, wide_mask, trees=wide_trees).root
+    plain = encoder(x, mask, trees=trees).root
+    wide = encoder(wide_x, wide_mask, trees=wide_trees).root
     return float((plain - wide).abs().max())
 
 # %% ../nbs/conventions.ipynb #c3c3d459
 def steps_from_tree(
-    tree,                  # nested pairs of positions, e.g. ((0, 1), 2); a single position is a tree
+    tree,                  # nested pairs of positions, e.g. ((0, 1), 2), or a single position
 ) -> list[int]:            # composition step of each position, 0 for the last
-    "Composition steps of a binary tree: the round in which each position joins its right neighbour."
+    "Composition steps of a binary tree: the round in which each position joins its neighbour."
     steps, done, stack = [], [], [(tree, False)]
     while stack:
         node, children_done = stack.pop()
         if not isinstance(node, tuple):
             if node != len(steps):
-                raise ValueError(f"leaves must be 0, 1, 2, ... from left to right, found {node!r} where {len(steps)} was due")
+                raise ValueError("leaves must be 0, 1, 2, ... from left to right, "
+                                 f"found {node!r} where {len(steps)} was due")
             steps.append(0)
             done.append((node, 0))
         elif not children_done:
@@ -109,23 +115,34 @@ def steps_from_tree(
     return steps
 
 # %% ../nbs/conventions.ipynb #82a3a7e6
+def right_neighbors(
+    steps: list[int],      # composition step of each position, 0 for the last
+) -> list[int]:            # where each position is sent; the last stays where it is
+    "The nearest position on the right that still exists in the round of each position."
+    waiting, targets = [], list(range(len(steps)))
+    for position, step in enumerate(steps):
+        if step < 0 or (step == 0) != (position == len(steps) - 1):
+            raise ValueError(f"step {step} at position {position} of {len(steps)}: "
+                             "only the last position has 0, all others more")
+        while waiting and (step == 0 or steps[waiting[-1]] < step):
+            targets[waiting.pop()] = position
+        if waiting and steps[waiting[-1]] == step:
+            raise ValueError(f"positions {waiting[-1]} and {position} are neighbours "
+                             f"and both sent away in round {step}")
+        waiting.append(position)
+    return targets
+
+# %% ../nbs/conventions.ipynb #2c21996c
 def tree_from_steps(
     steps: list[int],      # composition step of each position, 0 for the last
 ):                         # nested pairs of positions
     "The binary tree that a row of composition steps describes."
-    waiting = []
-    for position, step in enumerate(steps):
-        if step < 0 or (step == 0) != (position == len(steps) - 1):
-            raise ValueError(f"step {step} at position {position} of {len(steps)}: only the last position has 0, all others more")
-        node = position
-        while waiting and (step == 0 or waiting[-1][1] < step):
-            node = (waiting.pop()[0], node)
-        if waiting and waiting[-1][1] == step:
-            raise ValueError(f"position {position} and its left neighbour are both sent away in round {step}")
-        waiting.append((node, step))
-    if not waiting:
+    if not steps:
         raise ValueError("a tree needs at least one position")
-    return waiting[0][0]
+    nodes, targets = list(range(len(steps))), right_neighbors(steps)
+    for left in sorted(range(len(steps) - 1), key=steps.__getitem__):
+        nodes[targets[left]] = (nodes[left], nodes[targets[left]])
+    return nodes[-1]
 
 # %% ../nbs/conventions.ipynb #3f66a87b
 def simple_tree(
@@ -145,23 +162,20 @@ def simple_tree(
 def merge_targets(
     trees: Tensor | None,  # composition steps, (B, N) integers, 0 on last tokens and padding
     mask: Tensor,          # (B, N) bool, True = token
-) -> Tensor:               # where each position is sent, (B, N) int64; its own place for last tokens and padding
+) -> Tensor:               # where each position is sent, (B, N); others stay where they are
     "Right neighbour of every position in its round; refuses steps that are no tree."
     if trees is None:
-        raise ValueError("this encoder is given its trees: pass trees=, composition steps of shape (B, N)")
+        raise ValueError("this encoder is given its trees: "
+                         "pass trees=, composition steps of shape (B, N)")
     if trees.shape != mask.shape or trees.is_floating_point() or trees.dtype == torch.bool:
-        raise ValueError(f"trees must be integers of shape {tuple(mask.shape)}, got {trees.dtype} of shape {tuple(trees.shape)}")
-    places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
-    last = places == mask.sum(1, keepdim=True) - 1
-    never = torch.iinfo(torch.int64).max
-    leaves = torch.where(last, never, trees.long())
-    targets = places
-    for step in range(1, int(trees.max()) + 1):
-        here = torch.where(leaves >= step, places, mask.shape[1])
-        nearest = here.flip(1).cummin(1).values.flip(1).roll(-1, 1).clamp(max=mask.shape[1] - 1)
-        targets = torch.where(leaves == step, nearest, targets)
-    rows = ((trees > 0) != (mask & ~last)) | (leaves.gather(1, targets) == leaves) & (trees > 0) | (trees < 0)
-    if bool(rows.any()):
-        row = int(rows.any(1).nonzero()[0])
-        raise ValueError(f"trees row {row} is no binary tree over {int(mask[row].sum())} tokens: {trees[row].tolist()}")
-    return targets
+        raise ValueError(f"trees must be integers of shape {tuple(mask.shape)}, "
+                         f"got {trees.dtype} of shape {tuple(trees.shape)}")
+    targets = []
+    for row, (steps, length) in enumerate(zip(trees.tolist(), mask.sum(1).tolist())):
+        try:
+            targets.append(right_neighbors(steps[:length]) + list(range(length, len(steps))))
+        except ValueError as error:
+            raise ValueError(f"trees row {row} is no binary tree: {error}") from None
+        if any(steps[length:]):
+            raise ValueError(f"trees row {row} has steps on padding: {steps[length:]}")
+    return torch.tensor(targets, device=trees.device)
