@@ -41,31 +41,30 @@ def compose_rounds(
     last = mask.sum(1) - 1
     return states[torch.arange(len(states)), last]
 
-# %% ../../nbs/rvnn.ipynb #ebab7e67
+# %% ../../nbs/rvnn.ipynb #115aa247
 def route_nodes(
     trees: Tensor,                     # composition steps, (B, N)
     mask: Tensor,                      # (B, N) bool, True = token
-) -> tuple[Tensor, Tensor, Tensor]:    # nodes made in each round (round 0: tokens), (T + 1,); round and row that use each node
-    "For all nodes, leaves first and then by round: the round that uses it (0: root) and the row there."
-    width, step = mask.shape[1], trees.flatten()
-    place = torch.arange(len(step), device=step.device)
-    target = merge_targets(trees, mask).flatten() + place // width * width
-    made = torch.bincount(step, minlength=1)
-    sent = step.argsort(stable=True)[made[0]:]                       # who is sent away, by round
-    row = torch.zeros_like(step)
-    row[sent] = place[:len(sent)] - (made.cumsum(0) - made)[step[sent]] + made[0]
-    made[0] = mask.sum()
-    tokens = mask.flatten().nonzero()[:, 0]
-    maker, stands = torch.cat([tokens, sent]), torch.cat([tokens, target[sent]])
-    queue = stands.argsort(stable=True)                              # by position, then by round
-    stands, next_here = stands[queue], maker[queue].roll(-1)
-    is_right = stands == stands.roll(-1)
-    is_right[-1] = False
-    user = torch.where(is_right, next_here, stands)
-    use_round, use_row = torch.empty_like(queue), torch.empty_like(queue)
-    use_round[queue] = step[user]
-    use_row[queue] = torch.where(step[user] > 0, row[user] + is_right * made[step[user]], stands // width)
-    return made, use_round, use_row
+) -> list[tuple[Tensor, Tensor]]:      # for each round: using round and row of the nodes it makes
+    "Where every node will be used; round 0 makes the leaves and uses the roots."
+    targets = merge_targets(trees, mask).tolist()
+    lengths = mask.sum(1).tolist()
+    cards = [[] for _ in range(int(trees.max()) + 1)]         # by round, in the order of rows
+    for sentence, (steps, target) in enumerate(zip(trees.tolist(), targets)):
+        standing = [[] for _ in range(lengths[sentence])]
+        cards[0] += standing
+        for left in sorted(range(lengths[sentence] - 1), key=steps.__getitem__):
+            step, right = steps[left], target[left]
+            standing[left] += step, len(cards[step]), 0
+            standing[right] += step, len(cards[step]), 1
+            standing[right] = []
+            cards[step].append(standing[right])
+        standing[-1] += 0, sentence, 0
+    made = [0] + [len(made) for made in cards[1:]]
+    def tensor(numbers):
+        return torch.tensor(numbers, device=trees.device)
+    return [(tensor([to for to, _, _ in nodes]),
+             tensor([row + right * made[to] for to, row, right in nodes])) for nodes in cards]
 
 # %% ../../nbs/rvnn.ipynb #f1155be3
 def compose_posted(
@@ -74,19 +73,22 @@ def compose_posted(
     mask: Tensor,          # (B, N) bool, True = token
     cell,                  # f, called as cell(left, right) on (M, S)
 ) -> Tensor:               # root states, (B, S)
-    "Fold a batch along its trees; every state is moved once, to the round that uses it."
-    made, use_round, use_row = route_nodes(trees, mask)
-    sizes, inbox = made.tolist(), defaultdict(list)
-    for step, (to, row) in enumerate(zip(use_round.split(sizes), use_row.split(sizes))):
-        nodes = leaves[mask] if step == 0 else cell(*_open(inbox.pop(step)).chunk(2))
+    "Fold a batch along its trees; every state is sent straight to the round that uses it."
+    inbox = defaultdict(list)
+    for step, (to, row) in enumerate(route_nodes(trees, mask)):
+        if not len(to):                                # a round in which nobody composes
+            continue
+        nodes = leaves[mask] if step == 0 else cell(*_in_rows(inbox.pop(step)).chunk(2))
         order = to.argsort(stable=True)
         rounds, counts = to[order].unique_consecutive(return_counts=True)
         counts = counts.tolist()
-        for r, part, slots in zip(rounds.tolist(), nodes[order].split(counts), row[order].split(counts)):
-            inbox[r].append((part, slots))
-    return _open(inbox.pop(0))
+        parts = nodes[order].split(counts), row[order].split(counts)
+        for use, *letter in zip(rounds.tolist(), *parts):
+            inbox[use].append(letter)
+    return _in_rows(inbox.pop(0))
 
-def _open(letters):
+def _in_rows(letters):
+    "Put what arrived for a round into the order of its rows."
     nodes, rows = zip(*letters)
     return torch.cat(nodes)[torch.cat(rows).argsort()]
 
@@ -105,7 +107,8 @@ class RvNN(nn.Module):
         if cell not in ("grc", "lstm"):
             raise ValueError(f"unknown cell {cell!r}; known: grc, lstm")
         self.dim, self.cell_name = dim, "grc" if cell == "grc" else "tree_lstm"
-        self.add_module(self.cell_name, GRC(dim, hidden, activation, dropout) if cell == "grc" else TreeLSTMCell(dim))
+        self.add_module(self.cell_name, GRC(dim, hidden, activation, dropout) if cell == "grc"
+                        else TreeLSTMCell(dim))
         self.leaf = nn.Linear(dim, self.cell.state_dim)
         self.leaf_norm = nn.LayerNorm(dim) if cell == "grc" else nn.Identity()
 
@@ -131,7 +134,7 @@ class RvNN(nn.Module):
 def nearest_left(
     values: Tensor,        # v, what to look up, (B, N, D)
     exists: Tensor,        # e, 0 or 1, (B, N)
-) -> Tensor:               # v at the nearest existing position to the left, 0 if there is none, (B, N, D)
+) -> Tensor:               # v at the nearest existing position to the left, else 0, (B, N, D)
     "Look up the nearest existing left neighbour, for binary existence (crvnn Definition 3)."
     places = torch.arange(exists.shape[1], device=exists.device)
     seen = torch.where(exists > 0, places, -1).cummax(1).values
