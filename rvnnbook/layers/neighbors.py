@@ -11,26 +11,27 @@ from torch.nn import functional as F
 # %% ../../nbs/neighbors.ipynb #1326f7cf
 def coin_weights(
     exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
-) -> Tensor:               # p, probability that j is i's nearest existing left neighbour, (B, N, N); rows sum to <= 1
+) -> Tensor:               # p, chance that i finds j on its left, (B, N, N); rows sum to <= 1
     "Left-neighbour probabilities when existence is an independent coin (crvnn Eq. 6)."
     n = exists.shape[-1]
     before = torch.ones(n, n, dtype=torch.bool, device=exists.device).tril(-1)      # j < i
     missing = torch.where(before, 1 - exists[:, None, :], 1)
-    passed = missing.flip(-1).cumprod(-1).flip(-1)                                  # product over l >= j
-    passed = F.pad(passed[..., 1:], (0, 1), value=1)                                # product over l > j
+    passed = missing.flip(-1).cumprod(-1).flip(-1)                       # product over l >= j
+    passed = F.pad(passed[..., 1:], (0, 1), value=1)                     # product over l > j
     return torch.where(before, exists[:, None, :] * passed, 0)
 
 # %% ../../nbs/neighbors.ipynb #6b949e91
 def glass_weights(
     exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
-) -> Tensor:               # p, share of j in i's nearest unit of existence on the left, (B, N, N); rows sum to <= 1
-    "Left-neighbour weights when existence is a quantity and a walker gathers one unit (crvnn Eq. 5)."
+) -> Tensor:               # p, share of j in i's unit on the left, (B, N, N); rows sum to <= 1
+    "Left-neighbour weights when existence is a quantity, gathered up to one unit (crvnn Eq. 5)."
     n = exists.shape[-1]
     before = torch.ones(n, n, dtype=torch.bool, device=exists.device).tril(-1)      # j < i
     there = torch.where(before, exists[:, None, :], 0)
-    gathered = there.flip(-1).cumsum(-1).flip(-1)                                   # sum over l >= j
-    wanted = 1 - F.pad(gathered[..., 1:], (0, 1))                                   # 1 - sum over l > j
-    return torch.where(gathered <= 1, there, torch.maximum(wanted, torch.zeros_like(wanted)) * before)
+    gathered = there.flip(-1).cumsum(-1).flip(-1)                        # sum over l >= j
+    wanted = 1 - F.pad(gathered[..., 1:], (0, 1))                        # 1 - sum over l > j
+    partly = torch.maximum(wanted, torch.zeros_like(wanted)) * before
+    return torch.where(gathered <= 1, there, partly)
 
 # %% ../../nbs/neighbors.ipynb #4f20a93b
 RETRIEVERS = {"eq5": glass_weights, "eq6": coin_weights}
@@ -39,7 +40,7 @@ def neighbor_weights(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
     side: str = "left",        # "left" or "right"
     retriever: str = "eq5",    # "eq5" (glasses) or "eq6" (coins)
-) -> Tensor:                   # p, weight of j as i's nearest existing neighbour, (B, N, N); rows sum to <= 1
+) -> Tensor:                   # p, weight of j for walker i, (B, N, N); rows sum to <= 1
     "Neighbour weights on one side (crvnn Eq. 5 or Eq. 6)."
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', got {side!r}")
