@@ -35,20 +35,21 @@ class GRC(nn.Module):
     ) -> Tensor:                        # parents, (..., D)
         hidden = self.dropout(self.activation(self.w1(torch.cat([left, right], -1))))
         keep_left, keep_right, write, content = self.w2(hidden).chunk(4, -1)
-        mixed = keep_left.sigmoid() * left + keep_right.sigmoid() * right + write.sigmoid() * content
+        mixed = (keep_left.sigmoid() * left + keep_right.sigmoid() * right
+                 + write.sigmoid() * content)
         return self.norm(mixed)
 
 # %% ../../nbs/cells.ipynb #a20410a0
 def grc_flops(
     dim: int,              # D, width of a child
     hidden: int,           # width of the hidden layer
-) -> int:                  # floating-point operations of the two matrix products, forward, of one composition
+) -> int:                  # floating-point operations of its two matrix products, forward
     "Operations of one composition: the floor under every recursive model built on the GRC."
     return 2 * (2 * dim * hidden + hidden * 4 * dim)
 
 # %% ../../nbs/cells.ipynb #39daffa2
 class TreeLSTMCell(nn.Module):
-    "Binary Tree-LSTM cell on states [h; c], with a forget gate for each child (Tai et al. 2015, Eq. 9-14)."
+    "Binary Tree-LSTM cell on states [h; c], a forget gate per child (Tai et al. 2015, Eq. 9-14)."
     def __init__(
         self,
         dim: int,                       # D, width of h and of c
@@ -66,6 +67,8 @@ class TreeLSTMCell(nn.Module):
         right: Tensor,                  # [h_r; c_r], states of right children, (..., 2 D)
     ) -> Tensor:                        # [h; c], states of the parents, (..., 2 D)
         (h_left, c_left), (h_right, c_right) = left.chunk(2, -1), right.chunk(2, -1)
-        write, keep_left, keep_right, show, new = self.gates(torch.cat([h_left, h_right], -1)).chunk(5, -1)
-        c = write.sigmoid() * new.tanh() + keep_left.sigmoid() * c_left + keep_right.sigmoid() * c_right
+        gates = self.gates(torch.cat([h_left, h_right], -1))
+        write, keep_left, keep_right, show, new = gates.chunk(5, -1)
+        c = (write.sigmoid() * new.tanh() + keep_left.sigmoid() * c_left
+             + keep_right.sigmoid() * c_right)
         return torch.cat([show.sigmoid() * c.tanh(), c], -1)

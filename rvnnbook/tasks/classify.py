@@ -28,7 +28,8 @@ class Classifier(nn.Module):
     ):
         super().__init__()
         if layers not in (1, 2) or classes < 2:
-            raise ValueError(f"a head has 1 or 2 layers and at least 2 classes, got layers={layers}, classes={classes}")
+            raise ValueError("a head has 1 or 2 layers and at least 2 classes, "
+                             f"got layers={layers}, classes={classes}")
         dim, scores = encoder.dim, 1 if classes == 2 else classes
         self.encoder = encoder
         self.embedding = nn.Embedding(vocabulary, embedding_dim or dim)
@@ -38,12 +39,12 @@ class Classifier(nn.Module):
 
     def forward(
         self,
-        ids: Tensor,                              # token ids, (B, N) int64 in [0, V); anything in range on padding
+        ids: Tensor,                              # token ids in [0, V), (B, N) int64
         mask: Tensor,                             # (B, N) bool, True = token
         *,
-        trees: Tensor | None = None,              # composition steps, (B, N), for encoders that are given trees
+        trees: Tensor | None = None,              # composition steps, (B, N), if needed
         generator: torch.Generator | None = None, # for encoders that draw
-    ) -> Encoding:                                # the encoder's result, its root replaced by scores (B, classes or 1)
+    ) -> Encoding:                                # the encoder's; root: scores, (B, classes or 1)
         x = self.dropout_in(self.in_proj(self.embedding(ids)))
         encoding = self.encoder(x, mask, trees=trees, generator=generator)
         features = F.gelu(self.head[0](encoding.root)) if len(self.head) == 2 else encoding.root
@@ -80,7 +81,8 @@ def batches(
             random = Random(f"{seed}, epoch {epoch}")
             random.shuffle(order)
             order = [e for start in range(0, len(order), size * stretch)
-                     for e in sorted(order[start:start + size * stretch], key=lambda e: len(e.tokens))]
+                     for e in sorted(order[start:start + size * stretch],
+                                     key=lambda e: len(e.tokens))]
         starts = list(range(0, len(order), size))
         if seed is not None:
             random.shuffle(starts)
@@ -96,7 +98,8 @@ def fit(
 ) -> list[float]:              # surprise before every step, nats
     "Train on every batch once; gradients are clipped to norm 1."
     model.train()
-    optimizer, losses = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=weight_decay), []
+    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=weight_decay)
+    losses = []
     for batch in dealt:
         out = model(batch.ids, batch.mask, trees=batch.steps)
         loss = surprise(out.root, batch.labels) + out.loss
