@@ -51,8 +51,10 @@ def content_hash(
 
 def versions() -> str:     # digest
     "What is installed: Python and every distribution except this one."
-    installed = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions() if d.metadata["Name"] != "rvnnbook")
-    return hashlib.blake2b("\n".join([platform.python_version(), *installed]).encode(), digest_size=16).hexdigest()
+    installed = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions()
+                       if d.metadata["Name"] != "rvnnbook")
+    listed = "\n".join([platform.python_version(), *installed])
+    return hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
 
 def is_fresh(
     record: Path,          # JSON file of an earlier run
@@ -61,7 +63,8 @@ def is_fresh(
     "Whether nothing that a run used has changed since."
     try:
         before = json.loads(record.read_text())
-        return before["versions"] == installed and all(content_hash(p) == h for p, h in before["used"].items())
+        return (before["versions"] == installed
+                and all(content_hash(p) == h for p, h in before["used"].items()))
     except (FileNotFoundError, ValueError, KeyError):
         return False
 
@@ -73,7 +76,8 @@ def run_chapter(
     "Execute one chapter into build/executed and write down what it used."
     source, target = root / f"{page}.ipynb", root / "build" / "executed" / f"{page}.ipynb"
     os.environ.setdefault("RVNNBOOK_DATA", str(root / "data"))
-    os.environ.update(OMP_NUM_THREADS="1", PYTHONHASHSEED="0", MPLBACKEND="module://matplotlib_inline.backend_inline")
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONHASHSEED="0",
+                      MPLBACKEND="module://matplotlib_inline.backend_inline")
     record = execute(source, target, root=root)
     used = {file: content_hash(file) for file in [str(source), *record.pop("files")]}
     record.update(used=used, versions=versions())
@@ -97,8 +101,10 @@ def run_chapters(
             page = waiting[future]
             try:
                 message = f"{future.result()['seconds']:.0f} s"
-            except NotebookError as error:
-                message = failed[page] = str(error)
+            except Exception as error:         # it raised, its kernel died, its process was killed
+                about = str(error) or type(error).__name__
+                about = about if isinstance(error, NotebookError) else f"{page}: {about}"
+                message = failed[page] = about
                 (root / "build" / "executed" / f"{page}.json").unlink(missing_ok=True)
             print(f"[{number}/{len(stale)}] {page}: {message}", flush=True)
     return failed
@@ -107,26 +113,31 @@ def run_chapters(
 def drift(
     root: Path,            # clone of the book
 ) -> list[str]:            # one line for each difference; empty if all is well
-    "Where the exported package or the notebooks differ from what exporting and cleaning would give."
+    "Where the package or the notebooks differ from what exporting and cleaning would give."
     import tempfile
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         copy.mkdir()
         for name in ("nbs", "rvnnbook"):
-            shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+            shutil.copytree(root / name, copy / name,
+                            ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
         for name in ("settings.ini", "pyproject.toml"):
             shutil.copy(root / name, copy)
         for module in (copy / "rvnnbook").rglob("*.py"):
             module.unlink()
         for command in ("nbdev_export", "nbdev_clean"):
-            subprocess.run([Path(sys.executable).with_name(command)], cwd=copy, check=True, capture_output=True)
+            subprocess.run([Path(sys.executable).with_name(command)], cwd=copy, check=True,
+                           capture_output=True)
         def names(top, pattern):
-            return {str(p.relative_to(top)) for p in top.rglob(pattern) if ".ipynb_checkpoints" not in p.parts}
+            return {str(p.relative_to(top)) for p in top.rglob(pattern)
+                    if ".ipynb_checkpoints" not in p.parts}
         found = []
-        for top, pattern, remedy in (("rvnnbook", "*.py", "run `make export`"), ("nbs", "*.ipynb", "run `make export`")):
+        for top, pattern, remedy in (("rvnnbook", "*.py", "run `make export`"),
+                                     ("nbs", "*.ipynb", "run `make export`")):
             for name in sorted(names(root / top, pattern) | names(copy / top, pattern)):
                 ours, theirs = root / top / name, copy / top / name
-                if not (ours.exists() and theirs.exists() and filecmp.cmp(ours, theirs, shallow=False)):
+                if not (ours.exists() and theirs.exists()
+                        and filecmp.cmp(ours, theirs, shallow=False)):
                     what = "differs from its notebook" if top == "rvnnbook" else "is not clean"
                     found.append(f"{top}/{name} {what}: {remedy}")
         return found
@@ -136,8 +147,10 @@ def check_drift(
     root: Path,            # clone of the book
 ):
     "Refuse to go on when the package and the notebooks disagree."
-    sources = sorted(p for top in ("nbs", "rvnnbook") for p in (root / top).rglob("*") if p.suffix in (".py", ".ipynb"))
-    state = hashlib.blake2b("".join(f"{p}{content_hash(p)}" for p in [*sources, root / "settings.ini"]).encode()).hexdigest()
+    sources = sorted(p for top in ("nbs", "rvnnbook") for p in (root / top).rglob("*")
+                     if p.suffix in (".py", ".ipynb"))
+    listed = "".join(f"{p}{content_hash(p)}" for p in [*sources, root / "settings.ini"])
+    state = hashlib.blake2b(listed.encode()).hexdigest()
     seen = root / "build" / "no-drift"
     if seen.exists() and seen.read_text() == state:
         return
@@ -162,8 +175,10 @@ def run_time(
     record: dict,          # of an executed chapter
 ) -> str:                  # a sentence
     "What the build measured, for readers."
-    lessons, imports = (sum(cell[kind] for cell in record["cells"]) for kind in ("lesson", "imports"))
-    return (f"*Run time of this page when it was built: {lessons:.1f} s of processor time for its lessons, "
+    lessons, imports = (sum(cell[kind] for cell in record["cells"])
+                        for kind in ("lesson", "imports"))
+    return (f"*Run time of this page when it was built: {lessons:.1f} s "
+            "of processor time for its lessons, "
             f"{imports:.1f} s for imports, on one thread.*")
 
 def published(
@@ -194,7 +209,8 @@ def stage(
         wanted[name] = (root / name).read_bytes()
     for folder in ("_ext", "_assets", "nbs"):
         for path in (root / folder).rglob("*"):
-            if path.is_file() and path.suffix not in (".ipynb", ".pyc") and ".ipynb_checkpoints" not in path.parts:
+            if (path.is_file() and path.suffix not in (".ipynb", ".pyc")
+                    and ".ipynb_checkpoints" not in path.parts):
                 wanted[str(path.relative_to(root))] = path.read_bytes()
     for page in pages(root):
         executed = root / "build" / "executed" / f"{page}.ipynb"
@@ -202,7 +218,8 @@ def stage(
             wanted[f"{page}.ipynb"] = published(executed)
     for name, content in wanted.items():
         write_if_changed(site / name, content)
-    for path in [p for top in ("nbs", "_assets", "_ext") for p in (site / top).rglob("*") if p.is_file()]:
+    for path in [p for top in ("nbs", "_assets", "_ext") for p in (site / top).rglob("*")
+                 if p.is_file()]:
         if str(path.relative_to(site)) not in wanted and "vendor" not in path.parts:
             path.unlink()
     kept = {page.name for page in write_api_pages(root / "rvnnbook", site / "api")}
@@ -217,14 +234,17 @@ def build_site(
     site: Path,            # what `stage` put together
 ) -> Path:                 # the first page
     "Run Jupyter Book, warnings being errors, and count the pages."
-    done = subprocess.run([Path(sys.executable).with_name("jupyter-book"), "build", str(site), "-W", "--keep-going"],
-                          capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    command = Path(sys.executable).with_name("jupyter-book")
+    done = subprocess.run([command, "build", str(site), "-W", "--keep-going"], capture_output=True,
+                          text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     html = site / "_build" / "html"
     missing = [page for page in pages(site) if not (html / f"{page}.html").exists()]
     if done.returncode or missing:
         shutil.rmtree(site / "_build" / ".doctrees", ignore_errors=True)
         log = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
-        said = [line for line in log.splitlines() if re.search(r"WARNING|ERROR|[Ee]xception", line)] or log.splitlines()[-15:]
+        lines = log.splitlines()
+        said = [line for line in lines if re.search(r"WARNING|ERROR|[Ee]xception", line)]
+        said = said or lines[-15:]
         said += [f"there is no page for {page}" for page in missing][:5]
         raise BookError("the site was not built:\n" + "\n".join(said))
     return html / "index.html"
@@ -237,5 +257,6 @@ def make_book(
     "Check, execute, stage, build."
     check_drift(root)
     if failed := run_chapters(root, always, jobs):
-        raise BookError(f"{len(failed)} of {len(pages(root))} pages failed, so no site was built:\n" + "\n".join(failed.values()))
+        raise BookError(f"{len(failed)} of {len(pages(root))} pages failed, so no site was built:\n"
+                        + "\n".join(failed.values()))
     return build_site(stage(root))

@@ -13,11 +13,13 @@ import json
 import os
 import re
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 # %% ../../nbs/rerun.ipynb #4326489f
-TAGS = {"hide": "remove-cell", "default_exp": "remove-cell", "hide_input": "remove-input", "hide_output": "remove-output"}
+TAGS = {"hide": "remove-cell", "default_exp": "remove-cell",
+        "hide_input": "remove-input", "hide_output": "remove-output"}
 
 def strip_directives(
     notebook: dict,        # a notebook as JSON data
@@ -26,11 +28,12 @@ def strip_directives(
     cells = []
     for cell in notebook["cells"]:
         lines = "".join(cell["source"]).splitlines(keepends=True)
-        given = [m[1] for m in map(re.compile(r"#\|\s*(\S+)").match, lines) if m] if cell["cell_type"] == "code" else []
-        if given:
+        given = [m[1] for m in map(re.compile(r"#\|\s*(\S+)").match, lines) if m]
+        if given and cell["cell_type"] == "code":
             tags = cell["metadata"].get("tags", []) + [TAGS[d] for d in given if d in TAGS]
             kept = "".join(line for line in lines if not line.startswith("#|"))
-            cell = {**cell, "source": kept, "metadata": {**cell["metadata"], "tags": list(dict.fromkeys(tags))}}
+            metadata = {**cell["metadata"], "tags": list(dict.fromkeys(tags))}
+            cell = {**cell, "source": kept, "metadata": metadata}
         cells.append(cell)
     return {**notebook, "cells": cells}
 
@@ -54,9 +57,10 @@ def check_value(
     allowed,               # range, (low, high) or set
 ):                         # the value, as a float where the interval asks for one
     "Refuse a value of the wrong type or out of range."
-    kinds = {range: (int,), tuple: (int, float)}.get(type(allowed)) or {type(choice) for choice in allowed}
-    if type(value) not in kinds:
-        raise ParameterError(f"{name} = {value!r} is of type {type(value).__name__}; it takes {describe(allowed)}")
+    kinds = {range: (int,), tuple: (int, float)}.get(type(allowed))
+    if type(value) not in (kinds or {type(choice) for choice in allowed}):
+        raise ParameterError(f"{name} = {value!r} is of type {type(value).__name__}; "
+                             f"it takes {describe(allowed)}")
     inside = allowed[0] <= value <= allowed[1] if isinstance(allowed, tuple) else value in allowed
     if not inside:
         raise ParameterError(f"{name} = {value!r} is out of range; it takes {describe(allowed)}")
@@ -67,8 +71,8 @@ def strict(
     names: dict,                       # the notebook's globals()
     profiles: dict[str, dict],         # profile name -> settings for parameters that are None
     **allowed,                         # parameter name -> range, (low, high) or set
-) -> SimpleNamespace:                  # all parameters, checked; those left None filled from the profile
-    "The gate behind a parameters cell: unknown names, wrong types and values out of range stop the run."
+) -> SimpleNamespace:                  # all parameters, checked; None filled from the profile
+    "The gate behind a parameters cell: unknown names and values out of range stop the run."
     allowed = {"profile": set(profiles), **allowed}
     session = {"In", "Out", "get_ipython", "exit", "quit", "open", "strict"}
     if "_gate_passed" not in names:    # run again by hand, a notebook is full of other names
@@ -76,12 +80,14 @@ def strict(
             if name not in allowed and name not in session and not name.startswith("_"):
                 close = difflib.get_close_matches(name, allowed, 1)
                 hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise ParameterError(f"unknown parameter {name!r}.{hint} Known: {', '.join(allowed)}")
+                raise ParameterError(f"unknown parameter {name!r}.{hint} "
+                                     f"Known: {', '.join(allowed)}")
     names["_gate_passed"] = True
     settings = profiles[check_value("profile", names.get("profile"), allowed["profile"])]
     given = {name: names.get(name) for name in allowed}
     filled = {name: settings.get(name) if value is None else value for name, value in given.items()}
-    return SimpleNamespace(**{name: check_value(name, value, allowed[name]) for name, value in filled.items()})
+    return SimpleNamespace(**{name: check_value(name, value, allowed[name])
+                              for name, value in filled.items()})
 
 # %% ../../nbs/rerun.ipynb #19f35542
 def check_parameters(
@@ -90,16 +96,18 @@ def check_parameters(
 ) -> SimpleNamespace:      # all parameters, checked and filled
     "Run the parameters cell and the gate of a notebook, and nothing else."
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    first = next((i for i, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", [])), None)
-    gate = "".join(cells[first + 1]["source"]) if first is not None and first + 1 < len(cells) else ""
+    first = next((i for i, cell in enumerate(cells)
+                  if "parameters" in cell["metadata"].get("tags", [])), len(cells))
+    gate = "".join(cells[first + 1]["source"]) if first + 1 < len(cells) else ""
     if "strict(" not in gate:
-        raise ParameterError("this notebook has no parameters cell with a gate behind it, so it cannot be given parameters")
+        raise ParameterError("this notebook has no parameters cell with a gate behind it, "
+                             "so it cannot be given parameters")
     names = {}
     exec("".join(cells[first]["source"]), names)
     names.update(given)
     try:
         exec(gate, names)
-    except AssertionError as error:            # a rule about several parameters, written below the gate
+    except AssertionError as error:            # a rule about several parameters, below the gate
         raise ParameterError(str(error)) from None
     return next(value for value in names.values() if isinstance(value, SimpleNamespace))
 
@@ -112,84 +120,96 @@ def watch(
     "Runs inside a kernel: note after every cell what was read and what it cost."
     import builtins, json, os, sys, time
     from IPython import get_ipython
-    read, cells, begun, importing, plain_import = set(), [], [0.0, 0.0], [0, 0.0], builtins.__import__
-
+    read, cells, begun, importing = set(), [], [0.0, 0.0], [0, 0.0]
+    plain_import = builtins.__import__
     def heard(event, arguments):
-        if event == "open" and isinstance(arguments[0], (str, bytes)) and not (arguments[2] or 0) & 3:
-            path = os.path.abspath(os.fsdecode(arguments[0]))
-            if any(path.startswith(f + os.sep) for f in folders) and not any(path.startswith(f + os.sep) for f in passed_over):
+        name, flags = (arguments[0], arguments[2]) if event == "open" else (None, 0)
+        if isinstance(name, (str, bytes)) and not (flags or 0) & 3:
+            path = os.path.abspath(os.fsdecode(name))
+            below = lambda tops: any(path.startswith(top + os.sep) for top in tops)
+            if below(folders) and not below(passed_over):
                 read.add(path)
-
     def timed_import(*arguments, **options):
-        importing[0] += 1
-        start = time.process_time()
+        importing[0], start = importing[0] + 1, time.process_time()
         try:
             return plain_import(*arguments, **options)
         finally:
             importing[0] -= 1
             importing[1] += 0 if importing[0] else time.process_time() - start
-
     def before(info):
         begun[:] = sum(os.times()[:4]), importing[1]
-
     def after(result):
-        if not begun[0]:           # the cell that placed this function
-            return
-        imports = importing[1] - begun[1]
-        cells.append({"lesson": round(sum(os.times()[:4]) - begun[0] - imports, 3), "imports": round(imports, 3)})
-        modules = {getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if n.split(".")[0] == "rvnnbook"}
+        if not begun[0]: return    # the cell that placed this function
+        spent, imports = sum(os.times()[:4]) - begun[0], importing[1] - begun[1]
+        cells.append({"lesson": round(spent - imports, 3), "imports": round(imports, 3)})
+        modules = {getattr(m, "__file__", None) for n, m in list(sys.modules.items())
+                   if n.split(".")[0] == "rvnnbook"}
         files = sorted(f for f in (read | modules) - {None} if "__pycache__" not in f)
         with open(log + ".part", "w") as file:
             json.dump({"files": files, "cells": cells}, file)
         os.replace(log + ".part", log)
-
     sys.addaudithook(heard)
     builtins.__import__ = timed_import
     get_ipython().events.register("pre_run_cell", before)
     get_ipython().events.register("post_run_cell", after)
 
-# %% ../../nbs/rerun.ipynb #2f393b5b
+# %% ../../nbs/rerun.ipynb #65eeafa6
 class NotebookError(RuntimeError):
     "A notebook raised."
 
+@contextmanager
+def _silent_kernel():
+    "A kernel that is shut down may complain on the terminal it inherited; cells print elsewhere."
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
+
+# %% ../../nbs/rerun.ipynb #2f393b5b
 def execute(
-    source: Path,                  # the notebook
-    target: Path,                  # where its executed copy goes; target.json says what it depended on
+    source: Path,                      # the notebook
+    target: Path,                      # its executed copy; target.json says what it depended on
     parameters: dict | None = None,    # injected behind the parameters cell
-    root: Path | None = None,      # folder whose files count as dependencies; the notebook's own if not given
-) -> dict:                         # {"files", "cells", "seconds"}
+    root: Path | None = None,          # folder of its dependencies; its own if not given
+) -> dict:                             # {"files", "cells", "seconds"}
     "Run a notebook in a fresh kernel and keep the executed copy."
     import papermill
     from papermill.exceptions import PapermillExecutionError
     source, target = Path(source).resolve(), Path(target).resolve()
     root, start = Path(root or source.parent).resolve(), time.perf_counter()
     target.parent.mkdir(parents=True, exist_ok=True)
-    staged, partial, log = (target.with_name(f".{target.name}.{kind}") for kind in ("staged.ipynb", "partial.ipynb", "json"))
+    staged, partial, log = (target.with_name(f".{target.name}.{kind}")
+                            for kind in ("staged.ipynb", "partial.ipynb", "json"))
     staged.write_text(json.dumps(strip_directives(json.loads(source.read_text()))))
-    os.environ["RVNNBOOK_DATA"] = os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))    # the kernel has another folder
-    folders = [str(root), os.environ["RVNNBOOK_DATA"]]
-    skipped = [str(root / name) for name in ("build", "runs", ".venv", ".git", ".jupyter", "node_modules")]
+    data = os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))
+    os.environ["RVNNBOOK_DATA"] = data     # absolute: the kernel runs in another folder
+    folders, outside = [str(root), data], "build runs .venv .git .jupyter node_modules".split()
+    skipped = [str(root / name) for name in outside]
     line = f"{inspect.getsource(watch)}\nwatch({str(log)!r}, {folders!r}, {skipped!r})\ndel watch"
+    failed = target.with_suffix(".failed.ipynb")
     try:
-        papermill.execute_notebook(
-            str(staged), str(partial), parameters or {}, kernel_name="python3", cwd=str(source.parent), progress_bar=False,
-            extra_arguments=[f"--IPKernelApp.exec_lines={line}", "--IPKernelApp.log_level=CRITICAL"],
-            request_save_on_cell_execute=False)
+        with _silent_kernel():
+            papermill.execute_notebook(
+                str(staged), str(partial), parameters or {}, kernel_name="python3",
+                cwd=str(source.parent), extra_arguments=[f"--IPKernelApp.exec_lines={line}"],
+                progress_bar=False, request_save_on_cell_execute=False)
+        record = {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
+        os.replace(partial, target)
     except PapermillExecutionError as error:
-        reason = f"{error.ename}: {str(error.evalue).strip().splitlines()[0] if str(error.evalue).strip() else ''}"
-        raise NotebookError(f"{source.name}: cell {error.cell_index + 1} raised {reason}") from None
+        os.replace(partial, failed)
+        reason = f"{error.ename}: {next(iter(str(error.evalue).splitlines()), '')}"
+        raise NotebookError(f"{source.name}: cell {error.cell_index + 1} raised {reason} "
+                            f"(see {os.path.relpath(failed)})") from None
     finally:
-        staged.unlink()
-        if partial.exists():
-            os.replace(partial, target if _complete(partial) else target.with_suffix(".failed.ipynb"))
-    record = {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
-    log.unlink()
+        for scratch in (staged, partial, log):
+            scratch.unlink(missing_ok=True)
+    failed.unlink(missing_ok=True)
     target.with_suffix(".json").write_text(json.dumps(record, indent=1))
     return record
-
-def _complete(path):
-    cells = json.loads(path.read_text())["cells"]
-    return all(cell["metadata"].get("papermill", {}).get("status") == "completed" for cell in cells if cell["cell_type"] == "code")
 
 # %% ../../nbs/rerun.ipynb #279a4f85
 def run_path(
@@ -198,8 +218,9 @@ def run_path(
 ) -> Path:                         # where the executed copy goes
     "A file name that follows from the notebook and its parameters."
     settings = json.dumps(vars(run), sort_keys=True)
-    folder = Path("build/runs") if run.profile == "smoke" else Path(os.environ.get("RVNNBOOK_RUNS", "runs"))
-    return folder / f"{Path(source).stem}-{run.profile}-{hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()}.ipynb"
+    digest = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
+    folder = "build/runs" if run.profile == "smoke" else os.environ.get("RVNNBOOK_RUNS", "runs")
+    return Path(folder) / f"{Path(source).stem}-{run.profile}-{digest}.ipynb"
 
 def rerun(
     source: Path,                  # an experiment chapter
