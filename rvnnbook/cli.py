@@ -11,16 +11,20 @@ from pathlib import Path
 # %% ../nbs/cli.ipynb #055ccee8
 def parser() -> argparse.ArgumentParser:
     "The words that the command understands."
-    top = argparse.ArgumentParser(prog="rvnnbook", description="Build the book, rerun its experiments, install its data.")
+    top = argparse.ArgumentParser(
+        prog="rvnnbook", description="Build the book, rerun its experiments, install its data.")
     commands = top.add_subparsers(dest="command", required=True)
     book = commands.add_parser("book", help="execute the chapters that changed and build the site")
-    book.add_argument("--chapter", metavar="NOTEBOOK", help="run this chapter even if nothing changed")
-    book.add_argument("--jobs", type=int, metavar="N", help="chapters to run at once (default: one a core)")
+    book.add_argument("--chapter", metavar="NOTEBOOK",
+                      help="run this chapter even if nothing changed")
+    book.add_argument("--jobs", type=int, metavar="N",
+                      help="chapters to run at once (default: one a core)")
     run = commands.add_parser("run", help="run an experiment chapter with parameters")
     run.add_argument("notebook")
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     run.add_argument("--profile", help="smoke, cpu or paper (default: what the notebook says)")
-    data = commands.add_parser("data", help="install a data file").add_subparsers(dest="action", required=True)
+    data = commands.add_parser("data", help="install a data file")
+    data = data.add_subparsers(dest="action", required=True)
     add = data.add_parser("add", help="check a file and copy it to where the book looks for it")
     add.add_argument("name", choices=["listops"])
     add.add_argument("file")
@@ -66,5 +70,6 @@ def main(
         print(f"rvnnbook: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except ModuleNotFoundError as error:
-        print(f"rvnnbook: this needs {error.name}, which is not installed. Remedy: pip install 'rvnnbook[book]'", file=sys.stderr)
+        print(f"rvnnbook: this needs {error.name}, which is not installed. "
+              "Remedy: pip install 'rvnnbook[book]'", file=sys.stderr)
         return 1

@@ -25,13 +25,15 @@ def create_encoder(
 ):                             # an encoder, nn.Module
     "Make an encoder by name."
     if name not in ENCODERS:
-        raise ValueError(f"unknown encoder {name!r}.{_meant(name, ENCODERS)} Known: {', '.join(list_encoders())}")
+        raise ValueError(f"unknown encoder {name!r}.{_meant(name, ENCODERS)} "
+                         f"Known: {', '.join(list_encoders())}")
     module, class_name, fixed = ENCODERS[name]
     make = getattr(importlib.import_module(module), class_name)
     known = [p for p in inspect.signature(make).parameters if p not in fixed]
     for option in options:
         if option not in known:
-            raise ValueError(f"unknown option {option!r} for encoder {name!r}.{_meant(option, known)} Known: {', '.join(known)}")
+            raise ValueError(f"unknown option {option!r} for encoder {name!r}."
+                             f"{_meant(option, known)} Known: {', '.join(known)}")
     try:
         inspect.signature(make).bind(**fixed, **options)
     except TypeError as error:

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 # %% ../../nbs/plots.ipynb #c515b3e6
-COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b87f00", "#3d96c9"]   # blue, vermillion, green, purple, ochre, sky
+COLORS = ["#0072b2", "#d55e00", "#009e73",    # blue, vermillion, green
+          "#cc79a7", "#b87f00", "#3d96c9"]    # purple, ochre, sky
 
 # %% ../../nbs/plots.ipynb #3b5e0da6
 def canvas(
@@ -20,8 +21,10 @@ def canvas(
 ) -> tuple:              # the figure and its axes (an array of axes where there are several)
     "A matplotlib figure in the style of the book."
     import matplotlib.pyplot as plt
-    style = {"figure.facecolor": "none", "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False,
-             "axes.prop_cycle": plt.cycler(color=COLORS), "font.size": 11, "lines.linewidth": 2, "axes.titlesize": 11}
+    style = {"figure.facecolor": "none", "axes.facecolor": "none",
+             "axes.spines.top": False, "axes.spines.right": False,
+             "axes.prop_cycle": plt.cycler(color=COLORS), "lines.linewidth": 2,
+             "font.size": 11, "axes.titlesize": 11}
     with plt.rc_context(style):
         return plt.subplots(figsize=(width, height), layout="constrained", **subplots)
 
@@ -36,12 +39,15 @@ def svg_from_matplotlib(
     for legend in fig.findobj(Legend): legend.set_frame_on(False)
     buffer = io.StringIO()
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        fig.savefig(buffer, format="svg", transparent=True, metadata=dict.fromkeys(["Date", "Creator", "Format", "Type"]))
+        fig.savefig(buffer, format="svg", transparent=True,
+                    metadata=dict.fromkeys(["Date", "Creator", "Format", "Type"]))
     plt.close(fig)
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", buffer.getvalue(), count=1, flags=re.DOTALL)
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", buffer.getvalue(), count=1,
+                 flags=re.DOTALL)
     svg = re.sub(r"(fill|stroke): #000000", r"\1: currentColor", svg)
     svg = re.sub(r"'DejaVu Sans'(, '[^']*')*, sans-serif", "system-ui, sans-serif", svg)
-    return svg[svg.index("<svg"):].replace("<svg", '<svg fill="currentColor" stroke-linejoin="round"', 1).strip()
+    svg = svg[svg.index("<svg"):].strip()
+    return svg.replace("<svg", '<svg fill="currentColor" stroke-linejoin="round"', 1)
 
 # %% ../../nbs/plots.ipynb #cb374fe0
 def own_ids(
@@ -52,7 +58,8 @@ def own_ids(
     ids = set(re.findall(r'\sid="([^"]+)"', svg))
     used = {ref for ref in re.findall(r'(?:url\(|href=")#([^")]+)', svg) if ref in ids}
     svg = re.sub(r'\sid="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
-    return re.sub(r'((?:url\(|href=")#)([^")]+)', lambda m: f"{m[1]}{name}-{m[2]}" if m[2] in used else m[0], svg)
+    return re.sub(r'((?:url\(|href=")#)([^")]+)',
+                  lambda m: f"{m[1]}{name}-{m[2]}" if m[2] in used else m[0], svg)
 
 # %% ../../nbs/plots.ipynb #7d4ff85c
 def inline(
@@ -62,12 +69,14 @@ def inline(
 ) -> str:          # HTML that can stand in a page
     "Make a drawing fit to stand in a page: named, described, responsive."
     drawing, label = own_ids(drawing.strip(), name), html.escape(alt)
-    if not drawing.startswith("<svg"): return f'<div role="group" aria-label="{label}">{drawing}</div>'
+    if not drawing.startswith("<svg"):
+        return f'<div role="group" aria-label="{label}">{drawing}</div>'
     head = re.match(r"<svg[^>]*>", drawing)[0]
     box = re.search(r'viewBox="\S+ \S+ (\S+) \S+"', head)
     if not box: raise ValueError(f"an SVG drawing needs a viewBox with four numbers, got {head}")
     wide = float(box[1]) * (4 / 3 if re.search(r'\swidth="[\d.]+pt"', head) else 1)
-    style = f"display:block;width:100%;max-width:{wide:.0f}px;min-width:{.75 * wide:.0f}px;height:auto;margin:auto"
+    style = (f"display:block;width:100%;max-width:{wide:.0f}px;min-width:{.75 * wide:.0f}px;"
+             "height:auto;margin:auto")
     clean = re.sub(r'\s(width|height|style|role|aria-label)="[^"]*"', "", head)
     return f'{clean[:-1]} role="img" aria-label="{label}" style="{style}">' + drawing[len(head):]
 
@@ -81,7 +90,8 @@ class Figure:
     caption: str  # what to see in it
 
     def _repr_html_(self):
-        return (f'<figure class="drawn" id="{self.name}"><div class="drawing" tabindex="0">{self.body}</div>'
+        return (f'<figure class="drawn" id="{self.name}">'
+                f'<div class="drawing" tabindex="0">{self.body}</div>'
                 f"<figcaption>{html.escape(self.caption, quote=False)}</figcaption></figure>")
 
     def __repr__(self): return self.caption
@@ -92,9 +102,11 @@ def check_words(
 ) -> None:         # raises ValueError where one of them is missing
     "Refuse a figure that lacks its name, its description or its caption."
     for key, text in words.items():
-        if not isinstance(text, str) or not text.strip(): raise ValueError(f"a figure needs {key}, got {text!r}")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"a figure needs {key}, got {text!r}")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", words["name"]):
-        raise ValueError(f"a figure's name has small letters, digits and dashes, got {words['name']!r}")
+        raise ValueError("a figure's name has small letters, digits and dashes, "
+                         f"got {words['name']!r}")
 
 # %% ../../nbs/plots.ipynb #a14a9023
 def figure(

@@ -16,7 +16,8 @@ def frame_html(
     label: str,    # what this frame is, as in "round 2 of 3"
 ) -> str:          # HTML
     "One frame with its label."
-    return (f'<div class="frame"><div class="drawing" tabindex="0">{inline(drawing, name, f"{alt} {label}")}</div>'
+    described = inline(drawing, name, f"{alt} {label}")
+    return (f'<div class="frame"><div class="drawing" tabindex="0">{described}</div>'
             f'<p class="frame-label">{html.escape(label, quote=False)}</p></div>')
 
 # %% ../../nbs/steppers.ipynb #df2c450c
@@ -28,8 +29,10 @@ def still_html(
     caption: str,   # what to see in it
 ) -> str:           # HTML of a figure: the frames for print, and the caption
     "All frames one below the other, hidden on a screen, and the caption."
-    stills = [frame_html(frame, f"{name}-still{i}", alt, label) for i, (frame, label) in enumerate(zip(frames, labels))]
-    return (f'<figure class="drawn stepper" id="{name}"><noscript><style>.stills{{display:block!important}}</style></noscript>'
+    stills = [frame_html(frame, f"{name}-still{i}", alt, label)
+              for i, (frame, label) in enumerate(zip(frames, labels))]
+    return (f'<figure class="drawn stepper" id="{name}">'
+            '<noscript><style>.stills{display:block!important}</style></noscript>'
             f'<div class="stills" style="display:none">{"".join(stills)}</div>'
             f"<figcaption>{html.escape(caption, quote=False)}</figcaption></figure>")
 
@@ -61,7 +64,8 @@ class Stepper:
         import ipywidgets
         self.frames, self.labels, self.caption = frames, labels, caption
         self.still = still_html(frames, labels, name, alt, caption)
-        pages = [ipywidgets.HTML(frame_html(frame, f"{name}-{i}", alt, label)) for i, (frame, label) in enumerate(zip(frames, labels))]
+        pages = [ipywidgets.HTML(frame_html(frame, f"{name}-{i}", alt, label))
+                 for i, (frame, label) in enumerate(zip(frames, labels))]
         play, slider, self.link = controls(len(frames), name)
         stack = ipywidgets.Stack(pages, selected_index=0)
         self.turn = ipywidgets.jslink((slider, "value"), (stack, "selected_index"))
@@ -88,5 +92,6 @@ def stepper(
     check_words(name=name, alt=alt, caption=caption)
     labels = labels or [f"step {i} of {len(frames)}" for i in range(1, len(frames) + 1)]
     if len(frames) < 2: raise ValueError(f"a stepper needs at least two frames, got {len(frames)}")
-    if len(labels) != len(frames): raise ValueError(f"{len(frames)} frames but {len(labels)} labels")
+    if len(labels) != len(frames):
+        raise ValueError(f"{len(frames)} frames but {len(labels)} labels")
     return Stepper(list(frames), labels, name, alt, caption)

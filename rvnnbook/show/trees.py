@@ -10,7 +10,7 @@ from collections.abc import Sequence
 # %% ../../nbs/trees.ipynb #7d70b7ad
 def tree_spans(
     steps: Sequence[int],  # round in which each position is sent right, 0 for the last, (n,)
-) -> list[tuple]:          # (first, middle, last, round) per parent: children cover first..middle and middle+1..last
+) -> list[tuple]:          # (first, middle, last, round) per parent; middle ends its left child
     "The parents of a tree in the order in which they appear (crvnn Table 1)."
     n = len(steps)
     if n == 0 or steps[-1] != 0 or min(steps[:-1], default=1) < 1:
@@ -21,14 +21,15 @@ def tree_spans(
         while receiver < n - 1 and steps[receiver] < step: receiver = right[receiver]
         right[sender] = receiver
         if steps[receiver] == step:
-            raise ValueError(f"positions {sender} and {receiver} are neighbours and both sent in round {step}")
+            raise ValueError(f"positions {sender} and {receiver} are neighbours "
+                             f"and both sent in round {step}")
         parents.append((first[sender], sender, receiver, step))
         first[receiver] = first[sender]
     return parents
 
 # %% ../../nbs/trees.ipynb #a5316f90
 def bracket_string(
-    steps: Sequence[int],   # round in which each position is sent right; entries beyond the tokens are padding
+    steps: Sequence[int],   # round in which each position is sent right, (n,) or padded
     tokens: Sequence,       # what stands at the leaves, (n,)
 ) -> str:                   # one bracket a parent
     "Write a tree with brackets."
@@ -43,7 +44,7 @@ def tree_layout(
     steps: Sequence[int],   # round in which each position is sent right, (n,)
     tokens: Sequence[str],  # what stands at the leaves, (n,)
     row: int = 16,          # smallest distance between two rounds, pixels
-) -> tuple:                 # places {(first, last): (x, y)}, edges [(parent, child)], (width, height)
+) -> tuple:                 # places {(first, last): (x, y)}, edges (parent, child), (width, height)
     "Where the nodes of a tree stand: spans to pixels."
     places, edges, at = {}, [], 8.
     parents = tree_spans(steps)
@@ -72,13 +73,13 @@ def node_mark(
     if not text: return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{ink}"/>'
     half = max(11, 4.5 * len(text) + 6)
     page = "var(--pst-color-background, var(--jp-layout-color0, Canvas))"
-    return (f'<g class="{kind}"><rect x="{x - half:.1f}" y="{y - 11:.1f}" width="{2 * half:.1f}" height="22" rx="8" '
-            f'stroke="{ink}" style="fill:{page}"/>'
+    return (f'<g class="{kind}"><rect x="{x - half:.1f}" y="{y - 11:.1f}" width="{2 * half:.1f}" '
+            f'height="22" rx="8" stroke="{ink}" style="fill:{page}"/>'
             f'<text x="{x:.1f}" y="{y + 5:.1f}" fill="{ink}">{html.escape(text)}</text></g>')
 
 # %% ../../nbs/trees.ipynb #c2fae4ac
 def tree_drawing(
-    steps: Sequence[int],        # round in which each position is sent right; entries beyond the tokens are padding
+    steps: Sequence[int],        # round in which each position is sent right, (n,) or padded
     tokens: Sequence,            # what stands at the leaves, (n,)
     labels: dict | None = None,  # {(first, last): text} to write into parents, by span
     upto: int | None = None,     # draw the parents of rounds 1 to `upto` only
@@ -86,28 +87,34 @@ def tree_drawing(
 ) -> str:                        # an `<svg>` element
     "Draw a binary tree, each parent as high as its round."
     from rvnnbook.show.plots import COLORS
-    tokens, steps, labels = [str(token) for token in tokens], list(steps)[:len(tokens)], labels or {}
+    steps, labels = list(steps)[:len(tokens)], labels or {}
+    tokens = [str(token) for token in tokens]
     places, edges, (width, height) = tree_layout(steps, tokens, row=30 if labels else 16)
-    shown = {(first, last) for first, _, last, round_ in tree_spans(steps) if upto is None or round_ <= upto}
-    ink = {span: COLORS[0] if span in set(map(tuple, marked)) else "currentColor" for span in places}
+    shown = {(first, last) for first, _, last, round_ in tree_spans(steps)
+             if upto is None or round_ <= upto}
+    coloured = set(map(tuple, marked))
+    ink = {span: COLORS[0] if span in coloured else "currentColor" for span in places}
     marks = []
     for parent, child in edges:
         if parent in shown:
             (x1, y1), (x2, y2) = places[parent], places[child]
             end = y2 - 16 if child[0] == child[1] else y2
-            marks.append(f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {end:.1f}" stroke="{ink[parent]}" fill="none"/>')
-    marks += [node_mark(*places[span], str(labels.get(span, "")), ink[span], "parent") for span in places if span in shown]
-    marks += [f'<text class="leaf" x="{places[i, i][0]:.1f}" y="{places[i, i][1] + 5:.1f}" fill="{ink[i, i]}">'
-              f"{html.escape(token)}</text>" for i, token in enumerate(tokens)]
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-            f'font-size="15" font-family="system-ui, sans-serif" text-anchor="middle" stroke-width="1.3">{"".join(marks)}</svg>')
+            marks.append(f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {end:.1f}" '
+                         f'stroke="{ink[parent]}" fill="none"/>')
+    marks += [node_mark(*places[span], str(labels.get(span, "")), ink[span], "parent")
+              for span in places if span in shown]
+    marks += [f'<text class="leaf" x="{places[i, i][0]:.1f}" y="{places[i, i][1] + 5:.1f}" '
+              f'fill="{ink[i, i]}">{html.escape(token)}</text>' for i, token in enumerate(tokens)]
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+            f'width="{width:.0f}" font-size="15" font-family="system-ui, sans-serif" '
+            f'text-anchor="middle" stroke-width="1.3">{"".join(marks)}</svg>')
 
 # %% ../../nbs/trees.ipynb #a5534acc
 def rounds_drawing(
     contents: Sequence[str],           # what stands at each position, (n,)
     exists: Sequence[float],           # e, existence, (n,) in [0, 1]
-    composes: Sequence[float],         # c, composition probabilities, (n,) in [0, 1]; an arrow where c > 0
-    room: Sequence[int] | None = None, # characters to leave for each content, (n,); by default as many as it has
+    composes: Sequence[float],         # c, composition probabilities, (n,) in [0, 1]; arrows if > 0
+    room: Sequence[int] | None = None, # characters to leave for each content, (n,); None: its own
 ) -> str:                              # an `<svg>` element
     "Draw one round of composing among positions (crvnn Table 1)."
     from rvnnbook.show.plots import COLORS
@@ -116,18 +123,23 @@ def rounds_drawing(
         wide = max(46.0, 7.4 * (room[i] if room else len(text)) + 16)
         centres.append(at + wide / 2)
         dashes = "" if e > 0 else ' stroke-dasharray="4 4"'
-        marks.append(f'<g class="position"><rect x="{at:.1f}" y="58" width="{wide:.1f}" height="34" rx="6" fill="none" '
-                     f'stroke="currentColor" stroke-opacity="{max(e, .4):.2f}"{dashes}/>'
-                     f'<text x="{centres[i]:.1f}" y="80" fill-opacity="{max(e, .55):.2f}">{html.escape(text)}</text>'
-                     f'<text x="{centres[i]:.1f}" y="112" class="number">{i + 1}</text>'
-                     f'<text x="{centres[i]:.1f}" y="132">e = {e:.3g}</text><text x="{centres[i]:.1f}" y="150">c = {c:.3g}</text></g>')
+        x = f'x="{centres[i]:.1f}"'
+        marks.append(f'<g class="position"><rect x="{at:.1f}" y="58" width="{wide:.1f}" '
+                     'height="34" rx="6" fill="none" stroke="currentColor" '
+                     f'stroke-opacity="{max(e, .4):.2f}"{dashes}/>'
+                     f'<text {x} y="80" fill-opacity="{max(e, .55):.2f}">{html.escape(text)}</text>'
+                     f'<text {x} y="112" class="number">{i + 1}</text>'
+                     f'<text {x} y="132">e = {e:.3g}</text>'
+                     f'<text {x} y="150">c = {c:.3g}</text></g>')
         at += wide + 12
     for i, c in enumerate(composes):
         j = next((j for j in range(i + 1, len(contents)) if exists[j] > 0), None)
         if c > 0 and j is not None:
             a, b, top = centres[i], centres[j] - 6, 54 - min(44, 14 + 10 * (j - i))
-            marks.append(f'<g class="sent" stroke="{COLORS[0]}" stroke-opacity="{max(c, .3):.2f}" fill="none" stroke-width="2">'
+            marks.append(f'<g class="sent" stroke="{COLORS[0]}" stroke-opacity="{max(c, .3):.2f}" '
+                         'fill="none" stroke-width="2">'
                          f'<path d="M{a:.1f} 56C{a:.1f} {top:.1f} {b:.1f} {top:.1f} {b:.1f} 52"/>'
                          f'<path d="M{b - 5:.1f} 45L{b:.1f} 54L{b + 5:.1f} 45"/></g>')
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {at:.0f} 160" width="{at:.0f}" fill="currentColor" '
-            f'font-size="13" font-family="system-ui, sans-serif" text-anchor="middle">{"".join(marks)}</svg>')
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {at:.0f} 160" width="{at:.0f}" '
+            'fill="currentColor" font-size="13" font-family="system-ui, sans-serif" '
+            f'text-anchor="middle">{"".join(marks)}</svg>')
