@@ -1,0 +1,113 @@
+"""The importer's door: what the wheel carries, what it needs, what importing costs."""
+import configparser
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def python(code, *options, **environment):
+    "Run code in a fresh interpreter outside the clone; return what it printed."
+    done = subprocess.run([sys.executable, *options, "-c", code], cwd="/", capture_output=True, text=True,
+                          env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_settings_and_pyproject_agree():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "settings.ini")
+    settings = settings["DEFAULT"]
+    assert sorted(settings["requirements"].split()) == sorted(PROJECT["dependencies"])
+    assert f">={settings['min_python']}" == PROJECT["requires-python"]
+    assert settings["description"] == PROJECT["description"]
+    name, target = settings["console_scripts"].split("=")
+    assert PROJECT["scripts"] == {name: target}
+    assert f'__version__ = "{settings["version"]}"' in (ROOT / "rvnnbook" / "__init__.py").read_text()
+    assert settings["version"] in (ROOT / "CHANGELOG.md").read_text()
+    assert settings["version"] in (ROOT / "CITATION.cff").read_text()
+
+
+def test_constraints_pin_what_the_extras_ask_for():
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text().lower().replace("_", "-"), re.M))
+    asked = [r for extra in PROJECT["optional-dependencies"].values() for r in extra] + PROJECT["dependencies"]
+    for requirement in asked:
+        name, exact = re.match(r"([\w.-]+)(?:==(\S+))?", requirement.lower().replace("_", "-")).groups()
+        assert name in pins, f"{name} is not pinned"
+        assert exact is None or pins[name] == exact
+
+
+@pytest.fixture(scope="module")
+def site_packages(tmp_path_factory):
+    "The wheel, built from a copy of the sources and unpacked; nothing of the clone is on the path."
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "source"
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split("\n")
+    for name in filter(None, tracked):
+        if (ROOT / name).is_file() and not name.startswith(("nbs/", "tests/")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, copy], check=True)
+    wheel, = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_wheel_carries_every_module_and_data_file(site_packages):
+    def files(top):
+        return {str(p.relative_to(top)) for p in (top / "rvnnbook").rglob("*") if p.suffix in (".py", ".npy", ".safetensors")}
+    assert files(site_packages) == files(ROOT)
+    metadata = next(site_packages.glob("*.dist-info/METADATA")).read_text()
+    needed = {r for r in re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M)}
+    assert {re.split("[<>=]", r)[0] for r in needed} == {"torch", "numpy"}
+
+
+def test_the_readme_example_runs_on_runtime_needs_alone(site_packages, tmp_path):
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    hidden = ("fastcore", "nbdev", "papermill", "matplotlib", "ipywidgets", "IPython", "safetensors", "yaml")
+    script = tmp_path / "example.py"
+    script.write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden!r}))\n" + example
+                      + f"\nimport rvnnbook\nassert rvnnbook.__file__.startswith({str(site_packages)!r})")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(site_packages)})
+    assert done.returncode == 0, done.stderr
+    assert "['rvnn', 'tree_lstm'] tensor([" in done.stdout
+
+
+def test_importing_brings_nothing_heavy():
+    """The promise is at most 1.2 times the cost of importing torch. It holds with room to spare if torch is all that is
+    imported, and is checked by what is loaded, not by a clock."""
+    loaded = python("import sys, rvnnbook; print(*sorted({n.split('.')[0] for n in sys.modules}))").split()
+    assert "rvnnbook" in loaded and not {"torch", "numpy", "papermill", "matplotlib", "fastcore"} & set(loaded)
+    before = set(python("import sys, torch; print(*sys.modules)").split())
+    after = set(python("import sys, torch, rvnnbook; rvnnbook.create_encoder('rvnn', dim=4); print(*sys.modules)").split())
+    assert {name for name in after - before if not name.startswith("rvnnbook")} <= {"difflib"}
+
+
+def test_public_names_have_docstrings_and_docments():
+    import ast
+    bare = []
+    for path in (ROOT / "rvnnbook").rglob("*.py"):
+        if path.name in ("_modidx.py", "__main__.py"):
+            continue
+        lines = path.read_text().splitlines()
+        for node in ast.parse("\n".join(lines)).body:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith("_"):
+                continue
+            if not ast.get_docstring(node):
+                bare.append(f"{path.name}: {node.name} has no docstring")
+            inner = [node] if isinstance(node, ast.FunctionDef) else [n for n in node.body if getattr(n, "name", "") == "__init__"]
+            for function in inner:
+                for argument in function.args.args + function.args.kwonlyargs:
+                    if argument.arg != "self" and "#" not in lines[argument.end_lineno - 1]:
+                        bare.append(f"{path.name}: {node.name}({argument.arg}) has no comment")
+    assert not bare, "\n".join(bare)

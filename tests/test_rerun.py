@@ -1,0 +1,217 @@
+"""The batch runner's door: the command line, the gate, and what is left behind when something goes wrong."""
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rvnnbook.lab.rerun import (ParameterError, check_parameters, check_value, execute, parse_value,
+                                run_path, strict, strip_directives)
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
+COMMAND = Path(sys.executable).with_name("rvnnbook")
+
+
+def run(*words, cwd, command=(COMMAND,), **environment):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RVNNBOOK_")}
+    return subprocess.run([*map(str, command), *map(str, words)], cwd=cwd, capture_output=True, text=True,
+                          env={**clean, "OMP_NUM_THREADS": "1", **environment})
+
+
+def files(folder):
+    return sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*") if p.is_file())
+
+
+def notebook(*sources, tags=()):
+    cells = [{"cell_type": "code", "id": f"cell{i}", "metadata": {"tags": ["parameters"] if i in tags else []}, "source": source,
+              "execution_count": None, "outputs": []} for i, source in enumerate(sources)]
+    kernel = {"name": "python3", "display_name": "python3", "language": "python"}
+    return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
+
+
+GATE = ("from rvnnbook.lab.rerun import strict\n"
+        "run = strict(globals(), {'smoke': {'n': 2}, 'cpu': {'n': 3}}, n=range(1, 10), rate=(0.1, 1.0), cell={'grc', 'lstm'})")
+PARAMETERS = "profile = 'smoke'\nn = None\nrate = 0.5\ncell = 'grc'"
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.ipynb"
+    path.write_text(json.dumps(notebook(PARAMETERS, GATE, "print('n is', run.n)\nassert run.n != 9, 'nine'", tags=(0,))))
+    return path
+
+
+def test_one_smoke_rerun(tmp_path):
+    done = run("run", EXPERIMENT, "-p", "seed=1", "-p", "draws=2000", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    target = tmp_path / done.stdout.strip().removeprefix("done: ")
+    assert target.parent == tmp_path / "build" / "runs"
+    cells = json.loads(target.read_text())["cells"]
+    shown = "".join("".join(o.get("data", {}).get("text/plain", "")) for c in cells for o in c.get("outputs", []))
+    assert "'seed': 1" in shown and "'draws': 2000" in shown
+    assert not files(ROOT / "nbs" / "experiments")[1:], "an experiment writes nothing beside itself"
+
+
+def test_the_smoke_profile_of_the_experiment_is_quick():
+    record = json.loads((ROOT / "build/executed/nbs/experiments/gold_trees.json").read_text())
+    assert sum(cell["lesson"] for cell in record["cells"]) <= 20
+
+
+@pytest.mark.parametrize("words, said", [
+    (["nothing.ipynb"], "there is no notebook nothing.ipynb"),
+    (["{small}", "-p", "m=3"], "unknown parameter 'm'"),
+    (["{small}", "-p", "rat=0.5"], "Did you mean 'rate'?"),
+    (["{small}", "-p", "n=three"], "n = 'three' is of type str; it takes a whole number from 1 to 9"),
+    (["{small}", "-p", "n=2.0"], "n = 2.0 is of type float"),
+    (["{small}", "-p", "n=True"], "n = True is of type bool"),
+    (["{small}", "-p", "n=10"], "n = 10 is out of range"),
+    (["{small}", "-p", "rate=nan"], "rate = 'nan' is of type str"),
+    (["{small}", "-p", "rate=1.5"], "rate = 1.5 is out of range; it takes a number from 0.1 to 1"),
+    (["{small}", "-p", "cell=gru"], "it takes one of 'grc', 'lstm'"),
+    (["{small}", "-p", "n"], "-p takes NAME=VALUE"),
+    (["{small}", "-p", "=3"], "-p takes NAME=VALUE"),
+    (["{small}", "--profile", "gpu"], "profile = 'gpu' is out of range"),
+    (["{small}", "-p", "profile=None"], "profile = None is of type NoneType"),
+    (["{plain}"], "has no parameters cell"),
+    (["{broken}"], "is not a notebook"),
+])
+def test_a_refused_request_is_one_line_and_leaves_nothing(small, tmp_path, words, said):
+    (tmp_path / "plain.ipynb").write_text(json.dumps(notebook("x = 1")))
+    (tmp_path / "broken.ipynb").write_text("{")
+    before = files(tmp_path)
+    words = [w.format(small="small.ipynb", plain="plain.ipynb", broken="broken.ipynb") for w in words]
+    done = run("run", *words, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and not done.stdout
+    assert files(tmp_path) == before
+
+
+def test_python_dash_m_and_a_run_folder_of_ones_own(small, tmp_path):
+    done = run("run", "small.ipynb", "--profile", "cpu", "-p", "rate=1", cwd=tmp_path, command=(sys.executable, "-m", "rvnnbook"),
+               RVNNBOOK_RUNS=tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
+    target, = (tmp_path / "elsewhere").glob("small-cpu-*.ipynb")
+    assert "n is 3" in target.read_text()
+
+
+def test_a_notebook_that_raises_fails_in_one_line_and_keeps_the_earlier_result(small, tmp_path):
+    assert run("run", "small.ipynb", "-p", "n=8", cwd=tmp_path).returncode == 0
+    earlier = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    done = run("run", "small.ipynb", "-p", "n=9", cwd=tmp_path)
+    said = re.fullmatch(r"rvnnbook: small.ipynb: cell \d raised AssertionError: nine \(see (.*)\)\n", done.stderr)
+    assert done.returncode == 1 and said, done.stderr
+    assert "nine" in (tmp_path / said[1]).read_text()
+    for name, content in earlier.items():
+        assert (tmp_path / name).read_bytes() == content
+    assert [name for name in files(tmp_path) if name not in earlier] == [said[1]]
+    assert run("run", "small.ipynb", "-p", "n=8", cwd=tmp_path).returncode == 0
+
+
+def test_plain_papermill_meets_the_same_gate(small, tmp_path):
+    papermill = Path(sys.executable).with_name("papermill")
+    def attempt(*words):
+        return subprocess.run([papermill, small, tmp_path / "out.ipynb", "--no-progress-bar", *words], capture_output=True, text=True)
+    assert attempt("-p", "n", "4").returncode == 0
+    for words, said in ((("-p", "m", "4"), "unknown parameter 'm'"), (("-p", "n", "400"), "out of range"), (("-p", "n", "x"), "type str")):
+        done = attempt(*words)
+        assert done.returncode != 0 and said in done.stderr
+
+
+def test_other_commands_refuse_in_one_line(tmp_path):
+    (tmp_path / "bad.tsv").write_text("3\t[MAX 1 2 ]\n")
+    for words, status, said in ((("book",), 1, "no book here"), (("data", "add", "listops", "none.tsv"), 2, "none.tsv"),
+                                (("data", "add", "listops", "bad.tsv"), 2, "bad.tsv:1")):
+        done = run(*words, cwd=tmp_path)
+        assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert files(tmp_path) == ["bad.tsv"]
+    assert run("nonsense", cwd=tmp_path).returncode == 2
+    assert run("encoders", cwd=tmp_path).stdout.split() == ["rvnn", "tree_lstm"]
+
+
+def test_the_official_test_is_installed_from_a_file(tmp_path):
+    official = Path(__file__).parents[2] / "shared" / "data" / "listops" / "test_d20s.tsv.xz"
+    if not official.exists():
+        pytest.skip("the official ListOps test is not beside this checkout (shared/data/listops/test_d20s.tsv.xz)")
+    done = run("data", "add", "listops", official, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    installed = tmp_path / "data" / "listops" / "test_d20s.tsv.xz"
+    assert lzma.open(installed).read() == lzma.open(official).read()
+
+
+def test_missing_book_tools_are_named(tmp_path, small):
+    hide = "import sys; sys.modules['papermill'] = None; from rvnnbook.cli import main; raise SystemExit(main(['run', 'small.ipynb']))"
+    done = subprocess.run([sys.executable, "-c", hide], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'rvnnbook[book]'" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_watcher_hears_modules_files_and_missing_files(tmp_path):
+    (tmp_path / "seen.txt").write_text("x")
+    path = tmp_path / "watch.ipynb"
+    path.write_text(json.dumps(notebook(
+        "import rvnnbook.core\nopen('seen.txt').read()\nopen('written.txt', 'w').close()",
+        "try:\n    open('missing.txt')\nexcept FileNotFoundError:\n    pass", "import sympy\nsum(range(10**7))")))
+    record = execute(path, tmp_path / "out" / "watch.ipynb")
+    names = {Path(file).name for file in record["files"]}
+    assert {"seen.txt", "missing.txt", "core.py", "__init__.py"} <= names and "written.txt" not in names
+    assert len(record["cells"]) == 3
+    assert record["cells"][2]["imports"] > 0 and record["cells"][2]["lesson"] > 0.05
+
+
+def test_a_dying_kernel_is_an_error_not_a_result(tmp_path):
+    path = tmp_path / "dies.ipynb"
+    path.write_text(json.dumps(notebook("import os", "os._exit(1)", "1")))
+    with pytest.raises(Exception, match="[Kk]ernel died"):
+        execute(path, tmp_path / "out" / "dies.ipynb")
+    assert files(tmp_path / "out") == []
+
+
+@given(st.integers(), st.integers(-50, 50), st.integers(1, 60))
+def test_whole_numbers_pass_exactly_when_in_range(value, low, length):
+    try:
+        assert check_value("x", value, range(low, low + length)) == value
+        passed = True
+    except ParameterError:
+        passed = False
+    assert passed == (low <= value < low + length)
+
+
+@given(st.text(), st.one_of(st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False)))
+def test_values_are_read_as_python_reads_them(text, value):
+    assert parse_value(repr(value)) == value
+    assert isinstance(parse_value(text), object)
+
+
+@given(st.dictionaries(st.sampled_from(["n", "rate", "cell", "profile", "nn", "Rate", "x1"]), st.one_of(
+    st.none(), st.integers(-2, 12), st.floats(), st.sampled_from(["grc", "lstm", "smoke", "cpu", ""]))))
+def test_the_gate_lets_through_only_what_it_declares(given_values):
+    content = notebook(PARAMETERS, GATE, tags=(0,))
+    try:
+        passed = check_parameters(content, given_values)
+    except ParameterError as error:
+        assert "\n" not in str(error)
+        return
+    assert set(given_values) <= {"n", "rate", "cell", "profile"}
+    assert passed.n in range(1, 10) and 0.1 <= passed.rate <= 1 and passed.cell in ("grc", "lstm") and passed.profile in ("smoke", "cpu")
+    assert run_path("x.ipynb", passed) == run_path("x.ipynb", check_parameters(content, vars(passed)))
+
+
+def test_the_gate_may_be_run_again_by_hand():
+    names = {"profile": "smoke", "n": 3}
+    strict(names, {"smoke": {}}, n=range(5))
+    names.update(torch="imported since", run="too")
+    assert strict(names, {"smoke": {}}, n=range(5)).n == 3
+
+
+def test_directives_leave_no_trace():
+    cell = {"cell_type": "code", "metadata": {}, "source": "#| export\n#| hide_input\nx = '#| not this'\n"}
+    text = {"cell_type": "markdown", "metadata": {}, "source": "#| export"}
+    out = strip_directives({"cells": [cell, text], "metadata": {}})["cells"]
+    assert out[0]["source"] == "x = '#| not this'\n" and out[0]["metadata"]["tags"] == ["remove-input"]
+    assert out[1] == text and cell["metadata"] == {}
