@@ -8,18 +8,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDGETS = "@jupyter-widgets/html-manager"
-FILES = {  # pattern below node_modules -> folder below vendor
-    "requirejs/require.js": "",
-    f"{WIDGETS}/dist/embed-amd.js": f"{WIDGETS}/dist",
-    f"{WIDGETS}/dist/*.woff2": "@jupyter-widgets",   # icons of the play button; looked for beside the package
-    "mathjax/LICENSE": "mathjax",
-    "mathjax/es5/tex-mml-chtml.js": "mathjax",
-    "mathjax/es5/input/tex/extensions/*.js": "mathjax/input/tex/extensions",
-    "mathjax/es5/output/chtml/fonts/woff-v2/*.woff": "mathjax/output/chtml/fonts/woff-v2",
-    "mathjax/es5/a11y/*.js": "mathjax/a11y",
-    "mathjax/es5/sre/mathmaps/base.json": "mathjax/sre/mathmaps",
-    "mathjax/es5/sre/mathmaps/en.json": "mathjax/sre/mathmaps",
-}
+FILES = [  # pattern below node_modules, folder below vendor
+    ("requirejs/require.js", ""),
+    (f"{WIDGETS}/dist/embed-amd.js", f"{WIDGETS}/dist"),
+    (f"{WIDGETS}/dist/*.woff2", f"{WIDGETS}/dist"),      # icons of the play button, looked for in two places
+    (f"{WIDGETS}/dist/*.woff2", "@jupyter-widgets"),
+    ("mathjax/LICENSE", "mathjax"),
+    ("mathjax/es5/tex-mml-chtml.js", "mathjax"),
+    ("mathjax/es5/input/tex/extensions/*.js", "mathjax/input/tex/extensions"),
+    ("mathjax/es5/output/chtml/fonts/woff-v2/*.woff", "mathjax/output/chtml/fonts/woff-v2"),
+    ("mathjax/es5/a11y/*.js", "mathjax/a11y"),
+    ("mathjax/es5/sre/mathmaps/base.json", "mathjax/sre/mathmaps"),
+    ("mathjax/es5/sre/mathmaps/en.json", "mathjax/sre/mathmaps"),
+]
 
 
 def npm_command() -> list[str]:
@@ -48,7 +49,7 @@ def copy(modules: Path, dest: Path) -> int:
     "Copy the files into dest/vendor, made anew; return their size in bytes."
     vendor = dest / "vendor"
     shutil.rmtree(vendor, ignore_errors=True)
-    for pattern, folder in FILES.items():
+    for pattern, folder in FILES:
         found = sorted(modules.glob(pattern))
         if not found:
             sys.exit(f"{modules / pattern} is missing; delete node_modules and try again")

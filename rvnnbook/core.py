@@ -43,8 +43,9 @@ def check_batch(
     if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
         raise ValueError(f"mask must be bool of shape {tuple(x.shape[:2])}, "
                          f"got {mask.dtype} of shape {tuple(mask.shape)}")
-    if not bool(mask[:, :1].all()) or bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-        row = int((~mask[:, :1].all(1) | (mask[:, 1:] & ~mask[:, :-1]).any(1)).nonzero()[0])
+    wrong = ~mask.any(1) | (mask[:, 1:] & ~mask[:, :-1]).any(1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
         raise ValueError(f"mask row {row} must start with a token and have its tokens first: "
                          f"{mask[row].int().tolist()}")
     return torch.where(mask[..., None], x, 0)

@@ -86,6 +86,8 @@ def check(path: str) -> list[str]:
     inputs = {key[3:]: value for key, value in tensors.items() if key.startswith("in.")}
     found, wrong = evaluate(model, module, inputs), []
     expected = {key: value for key, value in tensors.items() if key.startswith(("out.", "grad."))}
+    if not expected:
+        wrong.append("records no outputs")
     if missing := expected.keys() - found.keys():
         wrong.append(f"not computed: {', '.join(sorted(missing))}")
     for key in expected.keys() & found.keys():

@@ -39,7 +39,7 @@ def test_a_source_notebook_is_clean_and_readable(path):
             assert not cell["outputs"] and cell["execution_count"] is None
             lines = [line for line in "".join(cell["source"]).splitlines() if not line.startswith("#|")]
             assert len(lines) <= 40 and max(map(len, lines), default=0) <= 100, "".join(cell["source"])[:200]
-    exports = [m[1] for source in cells(path) for m in re.finditer(r"#\| default_exp (\S+)", source)]
+    exports = [m[1] for source in cells(path) for m in re.finditer(r"^#\| default_exp (\S+)", source, re.M)]
     assert len(exports) <= 1
     shown = json.dumps(notebook)
     for word in ("TODO", "FIXME", "nbdev_export()", "show_doc"):

@@ -101,14 +101,16 @@ class RvNN(nn.Module):
         cell: str = "grc",             # "grc" or "lstm"
         hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
         activation: str = "gelu",      # the GRC's activation, "gelu" or "relu"
-        dropout: float = 0.0,          # dropout in the GRC, in [0, 1)
+        dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     ):
         super().__init__()
         if cell not in ("grc", "lstm"):
             raise ValueError(f"unknown cell {cell!r}; known: grc, lstm")
+        if cell == "lstm" and (hidden is not None or activation != "gelu"):
+            raise ValueError("hidden and activation belong to the GRC; the Tree-LSTM cell has neither")
         self.dim, self.cell_name = dim, "grc" if cell == "grc" else "tree_lstm"
         self.add_module(self.cell_name, GRC(dim, hidden, activation, dropout) if cell == "grc"
-                        else TreeLSTMCell(dim))
+                        else TreeLSTMCell(dim, dropout=dropout))
         self.leaf = nn.Linear(dim, self.cell.state_dim)
         self.leaf_norm = nn.LayerNorm(dim) if cell == "grc" else nn.Identity()
 

@@ -54,10 +54,12 @@ class TreeLSTMCell(nn.Module):
         self,
         dim: int,                       # D, width of h and of c
         forget_bias: float = 1.0,       # initial bias of the two forget gates
+        dropout: float = 0.0,           # probability of dropping a channel of new content, in [0, 1)
     ):
         super().__init__()
         self.dim, self.state_dim = dim, 2 * dim
         self.gates = nn.Linear(2 * dim, 5 * dim)
+        self.dropout = nn.Dropout(dropout)
         with torch.no_grad():
             self.gates.bias[dim:3 * dim] = forget_bias
 
@@ -69,6 +71,6 @@ class TreeLSTMCell(nn.Module):
         (h_left, c_left), (h_right, c_right) = left.chunk(2, -1), right.chunk(2, -1)
         gates = self.gates(torch.cat([h_left, h_right], -1))
         write, keep_left, keep_right, show, new = gates.chunk(5, -1)
-        c = (write.sigmoid() * new.tanh() + keep_left.sigmoid() * c_left
-             + keep_right.sigmoid() * c_right)
+        c = (write.sigmoid() * self.dropout(new.tanh())
+             + keep_left.sigmoid() * c_left + keep_right.sigmoid() * c_right)
         return torch.cat([show.sigmoid() * c.tanh(), c], -1)

@@ -1,0 +1,332 @@
+"The promises of every encoder in the registry. Whoever is entered there is tested here."
+import copy
+import inspect
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rvnnbook.core import Encoding, batch_gap, padding_gap, simple_tree
+from rvnnbook.data.listops import Example, collate
+from rvnnbook.registry import create_encoder, list_encoders
+from rvnnbook.tasks.classify import Classifier, accuracy, batches, fit, surprise, verdict
+from tests.test_core import boxed, random_steps
+
+torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
+DIM = 8
+OPTIONS: dict[str, dict] = {}                # by name: options of the encoder as it is tested here, besides dim
+GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
+NO_GRADIENT: dict[str, set[str]] = {}        # by name: parameters that no root depends on
+NAMES = list_encoders()
+every = pytest.mark.parametrize("name", NAMES)
+few = settings(deadline=None, max_examples=15)
+
+
+def make(name, seed=0, **options):
+    torch.manual_seed(seed)
+    return create_encoder(name, **{"dim": DIM, **OPTIONS.get(name, {}), **options}).eval()
+
+
+def options_of(name):
+    return inspect.signature(type(make(name))).parameters
+
+
+def encode(encoder, x, mask, trees, seed=0, **kwargs):
+    return encoder(x, mask, trees=trees, generator=torch.Generator().manual_seed(seed), **kwargs)
+
+
+def states(mask, seed, scale=1.0, dtype=torch.float64):
+    "Token vectors, NaN on padding."
+    x = scale * torch.randn(*mask.shape, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.where(mask[..., None], x, torch.nan).to(dtype)
+
+
+@st.composite
+def some_batches(draw, dtype=torch.float64, scales=(0.1, 1.0, 10.0)):
+    trees, mask = boxed(draw(st.lists(random_steps(9), min_size=1, max_size=4)))
+    extra = draw(st.integers(0, 2))
+    trees, mask = (torch.nn.functional.pad(tensor, (0, extra)) for tensor in (trees, mask))
+    return states(mask, draw(st.integers(0, 10**6)), draw(st.sampled_from(scales)), dtype), mask, trees
+
+
+TREES, MASK = boxed([[2, 1, 3, 2, 1, 0], [0], [1, 2, 3, 0], [1, 0], simple_tree("balanced", 7)])
+
+
+# ---- results
+
+@every
+@few
+@given(some_batches())
+def test_result(name, batch):
+    x, mask, trees = batch
+    encoder, kept = make(name).double(), (x.clone(), mask.clone(), trees.clone())
+    out = encode(encoder, x, mask, trees)
+    assert isinstance(out, Encoding) and encoder.dim == DIM
+    assert out.root.shape == (len(x), DIM) and out.root.dtype == torch.float64 and out.root.isfinite().all()
+    assert out.states is None or out.states.shape == (*mask.shape, DIM) and out.states[mask].isfinite().all()
+    assert torch.as_tensor(out.loss).ndim == 0 and float(out.loss) == float(out.loss)
+    assert out.trace is None
+    traced = encode(encoder, x, mask, trees, trace=True)
+    assert isinstance(traced.trace, dict) and traced.trace and torch.equal(traced.root, out.root)
+    for now, before in zip((x, mask, trees), kept):                    # the arguments are left alone
+        assert torch.equal(now.nan_to_num(7.0), before.nan_to_num(7.0))
+
+
+@every
+def test_roots_tell_sentences_apart(name):
+    "Roots depend on the tokens and on their order, so that the promises below are not those of a constant."
+    encoder, x = make(name).double(), states(MASK, 1)
+    root = encode(encoder, x, MASK, TREES).root
+    assert (root[:, None] - root).abs().amax(-1)[~torch.eye(len(root), dtype=torch.bool)].min() > 1e-3
+    swapped = x.clone()
+    swapped[:, [0, 1]] = x[:, [1, 0]]
+    moved = (encode(encoder, swapped[[0, 2, 3, 4]], MASK[[0, 2, 3, 4]], TREES[[0, 2, 3, 4]]).root - root[[0, 2, 3, 4]]).abs().amax(-1)
+    assert (moved > 1e-4).all()
+
+
+@every
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 10**6))
+@few
+def test_length_one(name, size, extra, seed):
+    mask = torch.tensor([[True] + [False] * extra] * size)
+    x = states(mask, seed).requires_grad_()
+    encoder = make(name).double()
+    root = encode(encoder, x, mask, torch.zeros(mask.shape, dtype=torch.int64)).root
+    (root * torch.randn_like(root)).sum().backward()
+    assert root.isfinite().all() and x.grad[:, 0].isfinite().all() and x.grad[:, 0].any() and not x.grad[:, 1:].any()
+
+
+# ---- padding and batch mates
+
+@every
+@few
+@given(some_batches())
+def test_batch_and_padding_in_double(name, batch):
+    encoder = make(name).double()
+    assert batch_gap(encoder, *batch) <= 1e-9
+    assert padding_gap(encoder, *batch) <= 1e-9
+
+
+@every
+@few
+@given(some_batches(torch.float32))
+def test_batch_and_padding_in_single(name, batch):
+    encoder = make(name)
+    assert batch_gap(encoder, *batch) <= 1e-4
+    assert padding_gap(encoder, *batch) <= 1e-4
+
+
+@every
+@pytest.mark.parametrize("padding", [0.0, 1e30, -torch.inf, torch.inf])
+def test_any_padding(name, padding):
+    encoder, x = make(name).double(), states(MASK, 2)
+    assert torch.equal(encode(encoder, torch.where(MASK[..., None], x, padding), MASK, TREES).root, encode(encoder, x, MASK, TREES).root)
+
+
+# ---- determinism
+
+@every
+@few
+@given(some_batches(), st.integers(0, 10**6))
+def test_eval_is_deterministic(name, batch, seed):
+    encoder = make(name).double()
+    first = encode(encoder, *batch, seed=seed).root
+    torch.manual_seed(seed + 1)                                        # the global state is not asked
+    assert torch.equal(encode(encoder, *batch, seed=seed).root, first)
+
+
+@every
+def test_dropout(name):
+    if "dropout" not in options_of(name):
+        assert not [m for m in make(name).modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
+        return
+    encoder, plain, x = make(name, dropout=0.5).double(), make(name).double(), states(MASK, 3)
+    assert torch.equal(encode(encoder, x, MASK, TREES).root, encode(plain, x, MASK, TREES).root)      # in eval mode it does nothing
+    encoder.train()
+    def trained(seed):
+        torch.manual_seed(seed)
+        return encode(encoder, x, MASK, TREES).root
+    assert torch.equal(trained(0), trained(0)) and not torch.equal(trained(0), trained(1))
+    root = trained(0)
+    (root * torch.randn_like(root)).sum().backward()
+    assert root.isfinite().all() and all(p.grad is None or p.grad.isfinite().all() for p in encoder.parameters())
+
+
+# ---- gradients
+
+@every
+@few
+@given(some_batches(scales=(0.0, 1.0, 100.0)), st.integers(0, 10**6))
+def test_gradients_are_finite(name, batch, seed):
+    x, mask, trees = batch
+    encoder, x = make(name).double(), x.requires_grad_()
+    out = encode(encoder, x, mask, trees)
+    weights = torch.randn(out.root.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    ((out.root * weights).sum() + out.loss).backward()
+    assert x.grad.isfinite().all() and (x.grad[~mask] == 0).all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@every
+def test_every_parameter_and_token_matters(name):
+    encoder, x = make(name).double(), states(MASK, 4).requires_grad_()
+    root = encode(encoder, x, MASK, TREES).root
+    (root * torch.randn(root.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).sum().backward()
+    idle = {key for key, p in encoder.named_parameters() if p.grad is None or not p.grad.any()}
+    assert idle == NO_GRADIENT.get(name, set()) and len(idle) < len(list(encoder.parameters()))
+    assert x.grad[MASK].any(-1).all()
+
+
+# ---- precision
+
+@every
+@few
+@given(some_batches(torch.float32, scales=(1.0, 100.0, 1e4)))
+def test_autocast(name, batch):
+    x, mask, trees = batch
+    encoder, x = make(name), x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = encode(encoder, x, mask, trees, trace=True)
+    assert out.root.shape == (len(x), DIM) and out.root.isfinite().all()
+    for tensor in out.trace.values():                                  # what was decided: whole numbers, or floats that are numbers
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            assert tensor.dtype == torch.float32 and not tensor.isnan().any()
+    (out.root.float() * torch.linspace(-1, 2, DIM)).sum().backward()
+    assert x.grad.isfinite().all() and (x.grad[~mask] == 0).all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@every
+@pytest.mark.parametrize("train", [False, True])
+def test_autocast_is_near(name, train):
+    if name not in GIVEN_TREES:
+        pytest.skip("a tree that is found may be another one in half precision")
+    encoder, x = make(name).train(train), states(MASK, 5, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = encode(encoder, x, MASK, TREES).root
+    root = encode(encoder, x, MASK, TREES).root
+    gap = (rough.float() - root).abs().max()
+    assert 0 < gap < 0.1 * root.abs().max()
+
+
+# ---- copies
+
+@every
+def test_state_dict_round_trip(name):
+    source, target, x = make(name, 0).double(), make(name, 1).double(), states(MASK, 6)
+    root = encode(source, x, MASK, TREES).root
+    assert not torch.equal(encode(target, x, MASK, TREES).root, root)
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(encode(target, x, MASK, TREES).root, root)
+
+
+@every
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda encoder: pickle.loads(pickle.dumps(encoder))], ids=["deepcopy", "pickle"])
+def test_copies(name, duplicate):
+    encoder, x = make(name).double(), states(MASK, 7)
+    root, twin = encode(encoder, x, MASK, TREES).root, duplicate(encoder)
+    assert torch.equal(encode(twin, x, MASK, TREES).root, root)
+    with torch.no_grad():
+        for p in encoder.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    assert torch.equal(encode(twin, x, MASK, TREES).root, root) and not torch.equal(encode(encoder, x, MASK, TREES).root, root)
+
+
+# ---- what is refused
+
+X = torch.ones(2, 3, DIM)
+TOKENS = torch.tensor([[True, True, True], [True, True, False]])
+STEPS = torch.tensor([[1, 2, 0], [1, 0, 0]])
+
+
+def complaint(name, x=X, mask=TOKENS, trees=STEPS):
+    encode(make(name), X, TOKENS, STEPS)                               # the call itself is sound
+    with pytest.raises(ValueError) as error:
+        encode(make(name), x, mask, trees)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@every
+@pytest.mark.parametrize("x, said", [
+    (X[0], f"(3, {DIM})"), (X[..., None], f"(2, 3, {DIM}, 1)"), (X.long(), "int64"), (X[..., :-1], f"{DIM - 1}"), (X[:, :2], "mask"),
+    (X[:1], "mask")])
+def test_bad_x(name, x, said):
+    assert said in complaint(name, x=x)
+
+
+@every
+@pytest.mark.parametrize("mask, said", [
+    (TOKENS.float(), "float32"), (TOKENS.long(), "int64"), (TOKENS[:, :2], "(2, 2)"), (TOKENS[0], "(3,)"),
+    (TOKENS.flip(1), "row 1"), (torch.tensor([[True, True, True], [True, False, True]]), "[1, 0, 1]"),
+    (torch.tensor([[False] * 3, [True, True, False]]), "row 0")])
+def test_bad_mask(name, mask, said):
+    message = complaint(name, mask=mask)
+    assert said in message and "mask" in message
+
+
+@pytest.mark.parametrize("name", sorted(GIVEN_TREES))
+@pytest.mark.parametrize("trees, said", [
+    (None, "trees="), (STEPS.float(), "float32"), (STEPS.bool(), "bool"), (STEPS[:, :2], "(2, 2)"), (STEPS[:1], "(1, 3)"),
+    (torch.tensor([[1, 1, 0], [1, 0, 0]]), "row 0"), (torch.tensor([[1, 2, 0], [0, 0, 0]]), "row 1"),
+    (torch.tensor([[1, 2, 3], [1, 0, 0]]), "row 0"), (torch.tensor([[1, 2, 0], [1, 2, 0]]), "row 1"),
+    (torch.tensor([[-1, 2, 0], [1, 0, 0]]), "row 0"), (torch.tensor([[0, 0, 0], [0, 0, 0]]), "row 0")])
+def test_bad_trees(name, trees, said):
+    message = complaint(name, trees=trees)
+    assert said in message and "tree" in message
+
+
+@every
+def test_trees_mean_something_only_where_they_are_given(name):
+    other, x = torch.tensor([[2, 1, 0], [1, 0, 0]]), states(TOKENS, 8)
+    encoder = make(name).double()
+    root = encode(encoder, x, TOKENS, STEPS).root
+    if name in GIVEN_TREES:
+        moved = encode(encoder, x, TOKENS, other).root
+        assert (moved[0] - root[0]).abs().max() > 1e-3 and torch.equal(moved[1], root[1])
+    else:
+        assert torch.equal(encode(encoder, x, TOKENS, None).root, root)
+        assert torch.equal(encode(encoder, x, TOKENS, other).root, root)
+
+
+# ---- as part of a classifier
+
+EXAMPLES = [Example(2, ("[MAX", "2", "1", "]")), Example(7, ("7",)), Example(0, ("[MIN", "0", "[SM", "5", "5", "]", "]")),
+            Example(9, ("[MED", "9", "]"))]
+
+
+@every
+def test_training(name):
+    "The losses reported are those before each step, one a batch, and the steps are taken."
+    model = Classifier(make(name), 15, 10)
+    batch, begun = collate(EXAMPLES), copy.deepcopy(model)
+    with torch.no_grad():
+        scores = begun.train()(batch.ids, batch.mask, trees=batch.steps)
+        expected = -sum(float(row.log_softmax(0)[label]) for row, label in zip(scores.root, batch.labels)) / len(EXAMPLES)
+    losses = fit(model, [batch] * 40, learning_rate=1e-2)
+    assert len(losses) == 40 and all(map(math.isfinite, losses))
+    assert losses[0] == pytest.approx(expected + float(scores.loss), abs=1e-5)
+    assert losses[-1] < 0.5 * losses[0]
+    assert accuracy(begun, [batch]) < accuracy(model, [batch]) == 1
+    assert not model.training
+
+
+def test_verdicts_and_surprise():
+    two, many = torch.tensor([[0.5], [-2.0], [0.0]]), torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
+    assert verdict(two).tolist() == [1, 0, 0] and verdict(many).tolist() == [2, 0]
+    by_hand = (math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(2.0)) + math.log(2)) / 3
+    assert float(surprise(two, torch.tensor([1, 1, 0]))) == pytest.approx(by_hand)
+    by_hand = sum(math.log(sum(map(math.exp, row))) - row[label] for row, label in zip(many.tolist(), (2, 1))) / 2
+    assert float(surprise(many, torch.tensor([2, 1]))) == pytest.approx(by_hand)
+
+
+def test_batches_deal_everything():
+    for seed in (None, 0, 1):
+        dealt = [int(label) for batch in batches(EXAMPLES * 3, 5, seed, epochs=2) for label in batch.labels]
+        assert sorted(dealt) == sorted([2, 7, 0, 9] * 6)
+    assert [batch.labels.tolist() for batch in batches(EXAMPLES, 3)] == [[2, 7, 0], [9]]
+    orders = [[batch.labels.tolist() for batch in batches(EXAMPLES * 3, 2, seed)] for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]

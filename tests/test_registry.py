@@ -1,0 +1,160 @@
+"The table of encoders, what importing costs, and who may import whom."
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rvnnbook
+from rvnnbook.registry import ENCODERS, create_encoder, list_encoders
+
+PACKAGE = Path(__file__).parents[1] / "rvnnbook"
+FLOORS = {"core": 1, "data": 1, "layers": 2, "encoders": 3, "registry": 4, "tasks": 4, "lab": 5, "show": 5, "cli": 6,
+          "_modidx": 7, "__main__": 7, "": 7}          # "": the front door, which nobody inside goes through
+
+
+# ---- names and options
+
+def refused(name, **options):
+    with pytest.raises(ValueError) as error:
+        create_encoder(name, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_front_door():
+    assert rvnnbook.list_encoders is list_encoders and rvnnbook.create_encoder is create_encoder
+    assert list_encoders() == sorted(ENCODERS) and {"rvnn", "tree_lstm"} <= set(list_encoders())
+
+
+@pytest.mark.parametrize("name", list_encoders())
+def test_entry(name):
+    module, class_name, fixed = ENCODERS[name]
+    made = create_encoder(name, dim=8)
+    assert type(made) is getattr(importlib.import_module(module), class_name) and made.dim == 8
+    assert module.startswith("rvnnbook.encoders.") and set(fixed) < set(inspect.signature(type(made)).parameters)
+
+
+@pytest.mark.parametrize("name", list_encoders())
+def test_misspelt_names_and_options(name):
+    said = refused(name[:-1] + name[-1] * 2, dim=8)
+    assert f"unknown encoder {name + name[-1]!r}. Did you mean" in said and all(known in said for known in list_encoders())
+    said = refused(name, dmi=8)
+    assert f"unknown option 'dmi' for encoder {name!r}. Did you mean 'dim'? Known: dim" in said
+    for option in ENCODERS[name][2]:                                   # what makes the variant is not for sale
+        assert f"unknown option {option!r}" in refused(name, dim=8, **{option: 1}) and option not in said
+    if inspect.signature(getattr(importlib.import_module(ENCODERS[name][0]), ENCODERS[name][1])).parameters["dim"].default is inspect._empty:
+        said = refused(name)
+        assert repr(name) in said and "dim" in said
+
+
+def test_nothing_close():
+    said = refused("perceptron")
+    assert said.startswith("unknown encoder 'perceptron'. Known: ") and "mean" not in said
+    assert "mean" not in refused("rvnn", zzz=1)
+    assert "Did you mean 'rvnn'?" in refused("rvn") and "Did you mean 'tree_lstm'?" in refused("treelstm")
+
+
+def test_variants_differ():
+    assert hasattr(create_encoder("rvnn", dim=4), "grc") and hasattr(create_encoder("tree_lstm", dim=4), "tree_lstm")
+    assert create_encoder("rvnn", dim=4, hidden=7).grc.w1.out_features == 7
+
+
+# ---- what importing costs
+
+def loaded_after(statement):
+    code = f"{statement}\nimport sys\nprint(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_is_light():
+    loaded = loaded_after("import rvnnbook; rvnnbook.list_encoders(); import rvnnbook.cli; rvnnbook.cli.parser()")
+    assert {"rvnnbook", "rvnnbook.registry", "rvnnbook.cli"} <= loaded
+    assert not loaded & {"torch", "numpy", "matplotlib", "IPython", "papermill"}
+
+
+def test_an_encoder_brings_no_other_and_no_figures():
+    loaded = loaded_after("import rvnnbook; rvnnbook.create_encoder('rvnn', dim=4)")
+    assert {name for name in loaded if name.startswith("rvnnbook.encoders.")} == {"rvnnbook.encoders.rvnn"}
+    assert "torch" in loaded and not loaded & {"rvnnbook.show", "rvnnbook.lab", "matplotlib", "IPython"}
+
+
+# ---- floors
+
+def modules():
+    "Source of every module of the package, by dotted name."
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def imported(name, source, names, is_package=False):
+    "Which of the package's modules a source imports, anywhere in it; and the other packages."
+    ours, others = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            wanted = [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = name.split(".")[:len(name.split(".")) - node.level + is_package] if node.level else []
+            wanted = [(".".join(base + ([node.module] if node.module else [])), alias.name) for alias in node.names]
+        else:
+            continue
+        for module, part in wanted:
+            if module.split(".")[0] == "rvnnbook":
+                ours.add(f"{module}.{part}" if f"{module}.{part}" in names else module)
+            else:
+                others.add(module.split(".")[0])
+    return ours, others
+
+
+def floor(name):
+    return FLOORS[(name.split(".") + [""])[1]]
+
+
+def breaches(sources):
+    "What breaks the order of floors, in words."
+    found, uses = [], {}
+    for name, source in sources.items():
+        uses[name], others = imported(name, source, sources, f"{name}.__init__" in sources or name == "rvnnbook")
+        if floor(name) <= 4:
+            found += [f"{name} imports {other}" for other in sorted(others & {"matplotlib", "IPython", "ipywidgets"})]
+        found += [f"{name} imports {other}, which is above it" for other in sorted(uses[name]) if floor(other) > floor(name)]
+    def visit(name, above):
+        if name in above:
+            found.append("circle: " + " -> ".join([*above[above.index(name):], name]))
+            return
+        if name not in done:
+            for other in sorted(uses.get(name, ())):
+                visit(other, [*above, name])
+            done.add(name)
+    done = set()
+    for name in sorted(uses):
+        visit(name, [])
+    return found
+
+
+def test_floors():
+    sources = modules()
+    assert {"rvnnbook", "rvnnbook.core", "rvnnbook.encoders.rvnn", "rvnnbook.show.plots"} <= set(sources)
+    assert breaches(sources) == []
+
+
+@pytest.mark.parametrize("name, line, said", [
+    ("rvnnbook.core", "from .layers import cells", "rvnnbook.core imports rvnnbook.layers.cells, which is above it"),
+    ("rvnnbook.encoders.rvnn", "def draw():\n    from ..show.plots import figure", "rvnnbook.encoders.rvnn imports rvnnbook.show.plots"),
+    ("rvnnbook.layers.cells", "import rvnnbook.encoders.rvnn as r", "rvnnbook.layers.cells imports rvnnbook.encoders.rvnn"),
+    ("rvnnbook.data.listops", "from rvnnbook import create_encoder", "rvnnbook.data.listops imports rvnnbook, which"),
+    ("rvnnbook.data.listops", "def draw():\n    import matplotlib.pyplot", "rvnnbook.data.listops imports matplotlib"),
+    ("rvnnbook.layers.neighbors", "from .cells import GRC", None),
+    ("rvnnbook.show.plots", "from . import trees", "circle: rvnnbook.show.plots -> rvnnbook.show.trees -> rvnnbook.show.plots")])
+def test_breaches_are_noticed(name, line, said):
+    sources = modules()
+    sources[name] += f"\n{line}\n"
+    found = breaches(sources)
+    assert found == [] if said is None else len(found) >= 1 and any(text.startswith(said) for text in found)
