@@ -43,6 +43,8 @@ def check_batch(
     if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
         raise ValueError(f"mask must be bool of shape {tuple(x.shape[:2])}, "
                          f"got {mask.dtype} of shape {tuple(mask.shape)}")
+    if mask.numel() == 0:
+        raise ValueError(f"the batch is empty: x has shape {tuple(x.shape)}")
     wrong = ~mask.any(1) | (mask[:, 1:] & ~mask[:, :-1]).any(1)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])

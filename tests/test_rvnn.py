@@ -95,10 +95,10 @@ def test_route(rows):
     "Follow every node to where it is used, and compare with the tree."
     trees, mask = boxed(rows)
     routes = route_nodes(trees, mask)
-    assert len(routes) == max(map(max, rows)) + 1
-    assert sum(len(to) for to, _ in routes) == sum(2 * len(row) - 1 for row in rows)
+    assert list(routes) == sorted({0}.union(*rows))
+    assert sum(len(to) for to, _ in routes.values()) == sum(2 * len(row) - 1 for row in rows)
     inbox, nodes = {}, [(b, i) for b, row in enumerate(rows) for i in range(len(row))]
-    for number, (use_round, use_row) in enumerate(routes):
+    for number, (use_round, use_row) in routes.items():
         if number:
             used = [inbox.pop((number, slot)) for slot in range(2 * len(use_round))]
             nodes = list(zip(used[:len(use_round)], used[len(use_round):]))
@@ -131,8 +131,9 @@ def test_slopes(kind):
 def test_existence_tells_who_lives(rows, seed):
     trees, mask = boxed(rows)
     _, rounds = compose_existence(torch.randn(*mask.shape, 3), trees, mask, lambda left, right: left + 2 * right)
-    assert len(rounds) == max(map(max, rows)) + 1
-    for number, (exists, composes) in enumerate(rounds, 1):
+    numbers = sorted({step for row in rows for step in row} - {0})
+    assert len(rounds) == len(numbers) + 1
+    for number, (exists, composes) in zip([*numbers, 10**9], rounds):
         for row, alive, goes in zip(rows, exists.tolist(), composes.tolist()):
             padding = [0] * (len(alive) - len(row))
             assert alive == [float(step == 0 or step >= number) for step in row] + padding
@@ -287,3 +288,15 @@ def test_three_thousand_tokens_to_the_left(kind):
 
 def test_leaves_of_helper():
     assert leaves_of(((0, 1), (2, (3, 4)))) == [0, 1, 2, 3, 4]
+
+
+def test_cost_does_not_follow_the_number_of_a_round():
+    "Rounds are names: a tree whose only round is the billionth is still one call of the cell."
+    calls = []
+    def cell(left, right):
+        calls.append(len(left))
+        return left + right
+    trees, mask, leaves = torch.tensor([[10**9, 0]]), torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, 3)
+    for compose in (compose_rounds, compose_posted, lambda *a: compose_existence(*a)[0]):
+        assert compose(leaves, trees, mask, cell).tolist() == [[2, 2, 2]]
+    assert calls == [1, 1, 1]

@@ -33,7 +33,7 @@ def compose_rounds(
 ) -> Tensor:               # root states, (B, S)
     "Fold a batch along its trees, one call of the cell per height."
     targets, states = merge_targets(trees, mask), leaves
-    for step in range(1, int(trees.max()) + 1):
+    for step in trees[trees > 0].unique().tolist():
         row, left = (trees == step).nonzero(as_tuple=True)
         right = targets[row, left]
         parents = cell(states[row, left], states[row, right])
@@ -45,11 +45,11 @@ def compose_rounds(
 def route_nodes(
     trees: Tensor,                     # composition steps, (B, N)
     mask: Tensor,                      # (B, N) bool, True = token
-) -> list[tuple[Tensor, Tensor]]:      # for each round: using round and row of the nodes it makes
+) -> dict[int, tuple[Tensor, Tensor]]: # round -> using round and row of the nodes it makes
     "Where every node will be used; round 0 makes the leaves and uses the roots."
     targets = merge_targets(trees, mask).tolist()
     lengths = mask.sum(1).tolist()
-    cards = [[] for _ in range(int(trees.max()) + 1)]         # by round, in the order of rows
+    cards = {round_: [] for round_ in [0, *trees[trees > 0].unique().tolist()]}
     for sentence, (steps, target) in enumerate(zip(trees.tolist(), targets)):
         standing = [[] for _ in range(lengths[sentence])]
         cards[0] += standing
@@ -60,11 +60,13 @@ def route_nodes(
             standing[right] = []
             cards[step].append(standing[right])
         standing[-1] += 0, sentence, 0
-    made = [0] + [len(made) for made in cards[1:]]
+    made = {round_: len(nodes) for round_, nodes in cards.items()}
+    made[0] = 0                                               # roots have no second child
     def tensor(numbers):
         return torch.tensor(numbers, device=trees.device)
-    return [(tensor([to for to, _, _ in nodes]),
-             tensor([row + right * made[to] for to, row, right in nodes])) for nodes in cards]
+    return {round_: (tensor([to for to, _, _ in nodes]),
+                     tensor([row + right * made[to] for to, row, right in nodes]))
+            for round_, nodes in cards.items()}
 
 # %% ../../nbs/rvnn.ipynb #f1155be3
 def compose_posted(
@@ -75,9 +77,7 @@ def compose_posted(
 ) -> Tensor:               # root states, (B, S)
     "Fold a batch along its trees; every state is sent straight to the round that uses it."
     inbox = defaultdict(list)
-    for step, (to, row) in enumerate(route_nodes(trees, mask)):
-        if not len(to):                                # a round in which nobody composes
-            continue
+    for step, (to, row) in route_nodes(trees, mask).items():
         nodes = leaves[mask] if step == 0 else cell(*_in_rows(inbox.pop(step)).chunk(2))
         order = to.argsort(stable=True)
         rounds, counts = to[order].unique_consecutive(return_counts=True)
@@ -165,7 +165,7 @@ def compose_existence(
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:   # roots (B, S); (e, c) of every round
     "Fold a batch along its trees while keeping all positions (crvnn section 3.1)."
     states, exists, rounds = leaves, mask.to(leaves.dtype), []
-    for step in range(1, int(trees.max()) + 1):
+    for step in trees[trees > 0].unique().tolist():
         composes = (trees == step).to(leaves.dtype)
         rounds.append((exists, composes))
         states, exists = recursive_update(states, exists, composes, cell)
