@@ -36,6 +36,7 @@ from rvnnbook.data.listops import (
     depth,
     draw,
     evaluate,
+    fingerprint,
     fingerprint_table,
     install_official_test,
     is_test_expression,
@@ -547,3 +548,9 @@ def test_damaged_files_are_refused(tmp_path, name, rounds):
 def test_a_million_damaged_files(tmp_path):
     assert .7 < fuzz(tmp_path / "fuzz.tsv", 900_000, seed=1, packed=False) < 1
     assert .7 < fuzz(tmp_path / "fuzz.tsv.xz", 100_000, seed=2, packed=True) <= 1
+
+
+def test_fingerprint_table():
+    rows = [("1",), ("2",), ("[MAX", "1", "2", "]")]
+    table = fingerprint_table(Example(0, row) for row in rows)
+    assert table.dtype == np.uint64 and table.tolist() == sorted(map(fingerprint, rows)) and 0 not in table

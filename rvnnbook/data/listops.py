@@ -4,9 +4,9 @@
 __all__ = ['OPERATORS', 'DIGITS', 'VOCABULARY', 'TOKEN_IDS', 'ListOpsError', 'Example', 'tokenize', 'fold', 'evaluate', 'depth',
            'arguments', 'Size', 'measure', 'composition_steps', 'draw', 'fingerprint', 'fingerprint_table',
            'official_fingerprints', 'is_test_expression', 'collect', 'unique_draws', 'length_table', 'choose',
-           'first_share', 'draw_of_length', 'LengthSampler', 'make_split', 'bracketed', 'MissingFileError',
-           'parse_line', 'read', 'write', 'data_folder', 'official_path', 'official_test', 'install_official_test',
-           'Batch', 'collate']
+           'first_share', 'draw_of_length', 'LengthSampler', 'split_bounds', 'make_split', 'bracketed',
+           'MissingFileError', 'parse_line', 'read', 'write_whole', 'write', 'data_folder', 'official_path',
+           'official_test', 'install_official_test', 'Batch', 'collate']
 
 # %% ../../nbs/listops.ipynb #27818825
 import hashlib
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 OPERATORS: dict[str, Callable] = {
     "[MIN": min,
     "[MAX": max,
-    "[MED": lambda values: (sorted(values)[(len(values) - 1) // 2] + sorted(values)[len(values) // 2]) // 2,
+    "[MED": lambda values: (sorted(values)[(len(values) - 1) // 2]
+                            + sorted(values)[len(values) // 2]) // 2,
     "[SM": lambda values: sum(values) % 10,
 }
 DIGITS: dict[str, int] = {str(value): value for value in range(10)}
@@ -53,27 +54,30 @@ def tokenize(
     tokens = tuple(word for word in expression.split() if word not in ("(", ")"))
     for position, token in enumerate(tokens):
         if token not in TOKEN_IDS:
-            raise ListOpsError(f"token {position} is {token[:20]!r}, which is none of {' '.join(VOCABULARY)}")
+            raise ListOpsError(f"token {position} is {token[:20]!r}, "
+                               f"which is none of {' '.join(VOCABULARY)}")
     return tokens
 
 # %% ../../nbs/listops.ipynb #f903c886
 def fold(
     tokens: Sequence[str],  # w, one expression, (n,)
     leaf: Callable,         # leaf(position): what a digit is worth
-    node: Callable,         # node(start, worths, end): what an operator is worth, given its brackets' positions
+    node: Callable,         # node(start, worths, end): what an operator is worth, by its brackets
 ):                          # what the whole expression is worth
     "Visit an expression from the bottom up, or say what is wrong with it."
     rows, worth, ended = [], None, False
     for position, token in enumerate(tokens):
         if ended:
-            raise ListOpsError(f"token {position}, {token[:20]}, stands after the end of the expression")
+            raise ListOpsError(f"token {position}, {token[:20]}, "
+                               "stands after the end of the expression")
         if token in OPERATORS:
             rows.append((position, []))
             continue
         if token in DIGITS:
             worth = leaf(position)
         elif token != "]":
-            raise ListOpsError(f"token {position} is {token[:20]!r}, which is none of {' '.join(VOCABULARY)}")
+            raise ListOpsError(f"token {position} is {token[:20]!r}, "
+                               f"which is none of {' '.join(VOCABULARY)}")
         elif not rows:
             raise ListOpsError(f"token {position}, ], closes no operator")
         else:
@@ -111,7 +115,8 @@ def arguments(
     tokens: Sequence[str],  # w, one expression, (n,)
 ) -> int:                   # A, the largest number of arguments of one operator, 0 for a digit
     "How many arguments the widest operator of an expression takes."
-    return fold(tokens, lambda position: 0, lambda start, widest, end: max(len(widest), max(widest)))
+    return fold(tokens, lambda position: 0,
+                lambda start, widest, end: max(len(widest), max(widest)))
 
 
 class Size(NamedTuple):
@@ -130,7 +135,7 @@ def measure(
 # %% ../../nbs/listops.ipynb #08eb239b
 def composition_steps(
     tokens: Sequence[str],  # w, one expression, (n,)
-) -> list[int]:             # round in which each position is sent to its right neighbour, 0 for the last, (n,)
+) -> list[int]:             # round in which each position is sent right, 0 for the last, (n,)
     "The gold tree of an expression: its official bracketing as composition steps."
     steps = [0] * len(tokens)
 
@@ -148,7 +153,7 @@ def composition_steps(
 def draw(
     random: Random,                       # source of chance
     *,
-    max_depth: int = 20,                  # level at which only digits are drawn, >= 1; the expression has level 1
+    max_depth: int = 20,                  # level of digits only, >= 1; the expression has level 1
     operator_probability: float = .25,    # p, that an argument is an operator
     arguments: tuple[int, int] = (2, 5),  # fewest and most arguments of an operator, >= 1
 ) -> tuple[str, ...]:                     # w, an expression, (n,)
@@ -156,7 +161,7 @@ def draw(
     fewest, most = arguments
     if max_depth < 1 or not 0 <= operator_probability <= 1 or not 1 <= fewest <= most:
         raise ListOpsError(f"cannot draw with {max_depth=}, {operator_probability=}, {arguments=}")
-    tokens, missing = [], [1]                                # missing[i]: arguments still to draw on level i + 1
+    tokens, missing = [], [1]                 # missing[i]: arguments still to draw on level i + 1
     while missing:
         if not missing[-1]:
             missing.pop()
@@ -189,7 +194,8 @@ def fingerprint_table(
 @cache
 def official_fingerprints() -> frozenset[int]:  # 10 000 hashes
     "Fingerprints of the official test expressions, from the table in the package."
-    with importlib.resources.files("rvnnbook.data").joinpath("listops_test_hashes.npy").open("rb") as file:
+    table = importlib.resources.files("rvnnbook.data").joinpath("listops_test_hashes.npy")
+    with table.open("rb") as file:
         return frozenset(np.load(file, allow_pickle=False).tolist())
 
 
@@ -201,13 +207,13 @@ def is_test_expression(
 
 # %% ../../nbs/listops.ipynb #485a3cc3
 def collect(
-    count: int,                      # expressions wanted, >= 0
-    random: Random,                  # source of chance for the final shuffle
-    propose: Callable,               # propose(): an expression
+    count: int,                              # expressions wanted, >= 0
+    random: Random,                          # source of chance for the final shuffle
+    propose: Callable,                       # propose(): an expression
     accept: Callable = lambda tokens: True,  # accept(tokens): whether it is one of those wanted
-    exclude_test: bool = True,       # leave out expressions of the official test
-    patience: int = 2_000_000,       # tokens drawn in a row without success before giving up, and ten for each draw
-) -> list[tuple[str, ...]]:          # different expressions in random order
+    exclude_test: bool = True,               # leave out expressions of the official test
+    patience: int = 2_000_000,               # tokens in vain, plus ten a draw, before giving up
+) -> list[tuple[str, ...]]:                  # different expressions in random order
     "Draw different expressions until there are enough, and shuffle them."
     seen, kept, wasted = (set(official_fingerprints()) if exclude_test else set()), [], 0
     while len(kept) < count:
@@ -216,8 +222,8 @@ def collect(
         if key in seen or not accept(tokens):
             wasted += len(tokens) + 10
             if wasted > patience:
-                raise ListOpsError(f"{len(kept)} of {count} found, then no new expression that fits for a long time: "
-                                   "ask for fewer or widen the bounds")
+                raise ListOpsError(f"{len(kept)} of {count} found, then no new expression that "
+                                   "fits for a long time: ask for fewer or widen the bounds")
             continue
         seen.add(key)
         kept.append(tokens)
@@ -246,11 +252,13 @@ def length_table(
     operator_probability: float = .25,    # p, as in `draw`
     arguments: tuple[int, int] = (2, 5),  # as in `draw`
     deepest: int | None = None,           # count only expressions of at most this depth
-) -> np.ndarray:                          # [i, k, n]: probability that k arguments on level i + 1 have n tokens together
+) -> np.ndarray:                          # [i, k, n], chance of k arguments on level i + 1
     "Probability of every length on every level, by dynamic programming."
     fewest, most = arguments
-    if longest < 1 or max_depth < 1 or not 0 <= operator_probability <= 1 or not 1 <= fewest <= most:
-        raise ListOpsError(f"no table for {longest=}, {max_depth=}, {operator_probability=}, {arguments=}")
+    if (longest < 1 or max_depth < 1 or not 0 <= operator_probability <= 1
+            or not 1 <= fewest <= most):
+        raise ListOpsError(f"no table for {longest=}, {max_depth=}, "
+                           f"{operator_probability=}, {arguments=}")
     levels = max_depth if deepest is None else min(max_depth, deepest + 1)
     table = np.zeros((levels, most + 1, longest + 1))
     table[:, 0, 0] = 1
@@ -263,14 +271,14 @@ def length_table(
             table[level, count] = np.convolve(table[level, count - 1], one)[:longest + 1]
     return table
 
-# %% ../../nbs/listops.ipynb #c6d747fa
+# %% ../../nbs/listops.ipynb #b7a0f89e
 def choose(
     random: Random,        # source of chance
     weights: np.ndarray,   # (count,) >= 0, not all 0
 ) -> int:                  # an index, with probability proportional to its weight
     "Draw an index; one of weight 0 never comes up."
     total = np.cumsum(weights)
-    return int(np.searchsorted(total, (1 - random.random()) * total[-1]))    # a number in (0, total], never 0
+    return int(np.searchsorted(total, (1 - random.random()) * total[-1]))    # in (0, total]
 
 
 def first_share(
@@ -283,21 +291,23 @@ def first_share(
     one, rest = powers[1], powers[count - 1]
     if random.random() * powers[count, shared] < one[1] * rest[shared - 1]:
         return 1                                     # the usual case, a digit, needs no long sum
-    return 2 + choose(random, one[2:shared + 1] * rest[shared - 2::-1])
+    weights = one[2:shared + 1] * np.flip(rest[:shared - 1])     # for m = 2, ..., s
+    return 2 + choose(random, weights)
 
-
+# %% ../../nbs/listops.ipynb #c6d747fa
 def draw_of_length(
     random: Random,     # source of chance
     table: np.ndarray,  # of `length_table`
     fewest: int,        # fewest arguments of an operator, as in the table
     length: int,        # n, tokens; possible according to the table
 ) -> tuple[str, ...]:   # w, an expression, (n,)
-    "An expression of exactly this length, as likely as `draw` makes it among those of this length."
+    "An expression of exactly this length, as likely as `draw` makes it among those so long."
     tokens, todo = [], [(0, 1, length)]              # (level, arguments, tokens they share)
     while todo:
         level, count, shared = todo.pop()
-        if not count:
-            tokens += ["]"] * (level > 0)
+        if count == 0:
+            if level > 0:
+                tokens.append("]")
             continue
         size = shared if count == 1 else first_share(random, table[level], count, shared)
         todo.append((level, count - 1, shared - size))
@@ -318,7 +328,7 @@ class LengthSampler:
         longest: int,                         # largest length that can be drawn, tokens
         *,
         arguments: tuple[int, int] = (2, 5),  # as in `draw`
-        **rules,                              # of `length_table`: max_depth, operator_probability, deepest
+        **rules,                              # of `length_table`: max_depth, deepest, ...
     ):
         self.fewest, self.table = arguments[0], length_table(longest, arguments=arguments, **rules)
 
@@ -332,7 +342,8 @@ class LengthSampler:
         low, longest = max(low, 0), self.table.shape[2] - 1
         lengths = self.table[0, 1, low:high + 1]
         if high > longest or not lengths.sum() > 0:
-            raise ListOpsError(f"no expression of {low} to {high} tokens within these rules (the table ends at {longest})")
+            raise ListOpsError(f"no expression of {low} to {high} tokens within these rules "
+                               f"(the table ends at {longest})")
         return self.draw(random, low + choose(random, lengths))
 
     def draw(
@@ -342,33 +353,54 @@ class LengthSampler:
     ) -> tuple[str, ...]:  # w, an expression, (n,)
         "An expression of exactly this length."
         if not 0 < length < self.table.shape[2] or not self.table[0, 1, length] > 0:
-            raise ListOpsError(f"no expression has {length} tokens within these rules (the table ends at {self.table.shape[2] - 1})")
+            raise ListOpsError(f"no expression has {length} tokens within these rules "
+                               f"(the table ends at {self.table.shape[2] - 1})")
         return draw_of_length(random, self.table, self.fewest, length)
 
 # %% ../../nbs/listops.ipynb #afcc763f
-def make_split(
-    count: int,                                # examples wanted, >= 0
-    seed: int,                                 # seed of the draws
-    *,
-    length: tuple[int, int] | None = None,     # n, fewest and most tokens; None: 1 to 1000
-    depth: tuple[int, int] | None = None,      # least and greatest depth; None: what the generator gives, up to 19
-    arguments: tuple[int, int] | None = None,  # A, of the widest operator, least and greatest; None: any up to 5
-) -> list[Example]:                            # different examples, none of the official test, in random order
-    "Generated examples within bounds on length, depth and number of arguments."
+def split_bounds(
+    length: tuple[int, int] | None,     # as in `make_split`
+    depth: tuple[int, int] | None,      # as in `make_split`
+    arguments: tuple[int, int] | None,  # as in `make_split`
+) -> Size:                              # three pairs (low, high)
+    "Fill in the bounds of a split, raise its least length to one that can do, or refuse them."
     bounds = Size(length or (1, 1000), depth or (0, 19), arguments or (0, 5))
     for name, bound in zip(Size._fields, bounds):
         if not isinstance(bound, (tuple, list)) or len(bound) != 2 or not 0 <= bound[0] <= bound[1]:
             raise ListOpsError(f"{name} must be a pair with 0 <= low <= high, got {bound!r}")
     (shortest, longest), (shallowest, deepest), (narrowest, widest) = bounds
     nests = shallowest > 0 or narrowest > 0
-    least = 1 + 3 * max(shallowest, narrowest > 0) + max(0, narrowest - 2)     # each level needs an operator, a digit and ]
+    operators = max(shallowest, 1) if nests else 0
+    # Each level needs an operator, a digit and ]; one digit is innermost; then the wide operator.
+    least = 1 + 3 * operators + max(0, narrowest - 2)
     if least > longest or nests and (deepest == 0 or widest < 2):
-        raise ListOpsError(f"no expression has length {bounds.length}, depth {bounds.depth} and arguments {bounds.arguments}")
-    sampler = LengthSampler(longest, arguments=(2, max(2, widest)), max_depth=max(20, deepest + 1), deepest=deepest)
+        raise ListOpsError(f"no expression has length {bounds.length}, depth {bounds.depth} "
+                           f"and arguments {bounds.arguments}")
+    return Size((max(shortest, least), longest), (shallowest, deepest), (narrowest, widest))
+
+# %% ../../nbs/listops.ipynb #310d413c
+def make_split(
+    count: int,                                # examples wanted, >= 0
+    seed: int,                                 # seed of the draws
+    *,
+    length: tuple[int, int] | None = None,     # n, fewest and most tokens; None: 1 to 1000
+    depth: tuple[int, int] | None = None,      # least and greatest depth; None: 0 to 19
+    arguments: tuple[int, int] | None = None,  # A, of the widest operator; None: any up to 5
+) -> list[Example]:                            # different, shuffled, none of the official test
+    "Generated examples within bounds on length, depth and number of arguments."
+    bounds = split_bounds(length, depth, arguments)
+    deepest, widest = bounds.depth[1], bounds.arguments[1]
+    sampler = LengthSampler(bounds.length[1], arguments=(2, max(2, widest)),
+                            max_depth=max(20, deepest + 1), deepest=deepest)
     random = Random(seed)
-    fits = lambda tokens: all(low <= size <= high for size, (low, high) in zip(measure(tokens), bounds))
-    chosen = collect(count, random, lambda: sampler.draw_length(random, max(shortest, least), longest), fits)
-    return [Example(evaluate(tokens), tokens) for tokens in chosen]
+
+    def propose():
+        return sampler.draw_length(random, *bounds.length)
+
+    def fits(tokens):
+        return all(low <= size <= high for size, (low, high) in zip(measure(tokens), bounds))
+
+    return [Example(evaluate(tokens), tokens) for tokens in collect(count, random, propose, fits)]
 
 # %% ../../nbs/listops.ipynb #98275b9a
 def bracketed(
@@ -376,7 +408,11 @@ def bracketed(
 ) -> str:                   # the expression with a pair of parentheses around every parent
     "Write an expression as the official files do (Nangia & Bowman 2018)."
     counts, words, level = {}, [], 0
-    fold(tokens, lambda position: None, lambda start, worths, end: counts.__setitem__(start, len(worths)))
+
+    def count_arguments(start, worths, end):
+        counts[start] = len(worths)
+
+    fold(tokens, lambda position: None, count_arguments)
     for position, token in enumerate(tokens):
         if token in OPERATORS:
             words += ["("] * (counts[position] + 1) + [token]
@@ -390,7 +426,7 @@ def bracketed(
             words.append(")")
     return " ".join(words)
 
-# %% ../../nbs/listops.ipynb #451bcb5d
+# %% ../../nbs/listops.ipynb #579c986c
 class MissingFileError(ListOpsError, FileNotFoundError):
     "A ListOps file that is not there."
 
@@ -404,7 +440,8 @@ def parse_line(
     except UnicodeDecodeError as problem:
         raise ListOpsError(f"not UTF-8 at byte {problem.start}") from None
     if len(fields) != 2:
-        raise ListOpsError(f"expected two fields, label and expression, with a tab between them, found {len(fields)}")
+        raise ListOpsError("expected two fields, label and expression, with a tab between them, "
+                           f"found {len(fields)}")
     label, expression = fields
     if label not in DIGITS:
         raise ListOpsError(f"the label is {label[:20]!r}, not a digit")
@@ -416,7 +453,7 @@ def parse_line(
         raise ListOpsError("the parentheses are not those of the expression's binary tree")
     return Example(value, tokens)
 
-
+# %% ../../nbs/listops.ipynb #451bcb5d
 def read(
     path: str | Path,  # a file of the official format, plain or .xz
 ) -> list[Example]:    # one example a line
@@ -429,12 +466,14 @@ def read(
             for line in file:
                 examples.append(parse_line(line))
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; make one with make_split and write, or install the official "
-                               "test with `rvnnbook data add listops FILE`") from None
+        raise MissingFileError(f"{path}: no such file; make one with make_split and write, or "
+                               "install the official test with "
+                               "`rvnnbook data add listops FILE`") from None
     except ListOpsError as problem:
         raise ListOpsError(f"{path}:{len(examples) + 1}: {problem}") from None
     except (lzma.LZMAError, EOFError) as problem:
-        raise ListOpsError(f"{path}:{len(examples) + 1}: compressed data damaged or cut short ({problem})") from None
+        raise ListOpsError(f"{path}:{len(examples) + 1}: "
+                           f"compressed data damaged or cut short ({problem})") from None
     except OSError as problem:
         raise ListOpsError(f"{path}: cannot be read ({problem.strerror})") from None
     if not examples:
@@ -442,6 +481,24 @@ def read(
     return examples
 
 # %% ../../nbs/listops.ipynb #e37f49bd
+def write_whole(
+    path: Path,      # where to
+    payload: bytes,  # what
+) -> Path:           # the file written
+    "Write a file beside its target, then give it the target's name in one step."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
 def write(
     path: str | Path,             # where to; compressed if the name ends in .xz
     examples: Iterable[Example],  # at least one
@@ -450,22 +507,13 @@ def write(
     path, lines = Path(path), []
     for label, tokens in examples:
         if evaluate(tokens) != label:
-            raise ListOpsError(f"{path}:{len(lines) + 1}: the label is {label}, the value {evaluate(tokens)}")
+            raise ListOpsError(f"{path}:{len(lines) + 1}: "
+                               f"the label is {label}, the value {evaluate(tokens)}")
         lines.append(f"{label}\t{bracketed(tokens)}\n")
     if not lines:
         raise ListOpsError(f"{path}: no examples to write")
     payload = "".join(lines).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(lzma.compress(payload) if path.suffix == ".xz" else payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return write_whole(path, lzma.compress(payload) if path.suffix == ".xz" else payload)
 
 # %% ../../nbs/listops.ipynb #bfc2e53f
 def data_folder() -> Path:  # need not exist
@@ -492,11 +540,14 @@ def install_official_test(
     "Check that a file is the official test and put it into the data folder."
     examples = read(path)
     if len(examples) != len(official_fingerprints()):
-        raise ListOpsError(f"{path}: not the official test, which has 10000 lines; this file has {len(examples)}")
+        raise ListOpsError(f"{path}: not the official test, which has 10000 lines; "
+                           f"this file has {len(examples)}")
     if set(fingerprint_table(examples).tolist()) != official_fingerprints():
-        strangers = [i for i, (_, tokens) in enumerate(examples, 1) if not is_test_expression(tokens)]
+        strangers = [i for i, (_, tokens) in enumerate(examples, 1)
+                     if not is_test_expression(tokens)]
         raise ListOpsError(f"{path}: not the official test (release d20s), "
-                           + (f"which lacks the expression of line {strangers[0]}" if strangers else "some lines occur twice"))
+                           + (f"which lacks the expression of line {strangers[0]}" if strangers
+                              else "some lines occur twice"))
     return write(official_path(), examples)
 
 # %% ../../nbs/listops.ipynb #f059fcbe
@@ -504,7 +555,7 @@ class Batch(NamedTuple):
     "Several expressions as tensors."
     ids: "torch.Tensor"     # token numbers, 0 on padding, (B, N) int64
     mask: "torch.Tensor"    # True = token, (B, N) bool
-    steps: "torch.Tensor"   # gold trees as composition steps, 0 on last tokens and padding, (B, N) int64
+    steps: "torch.Tensor"   # composition steps, 0 on last tokens and padding, (B, N) int64
     labels: "torch.Tensor"  # values, (B,) int64 in 0 to 9
 
 
@@ -522,4 +573,5 @@ def collate(
         steps[row, :len(tokens)] = composition_steps(tokens)
     lengths = torch.tensor([len(tokens) for _, tokens in examples])
     mask = torch.arange(shape[1]) < lengths[:, None]
-    return Batch(torch.from_numpy(ids), mask, torch.from_numpy(steps), torch.tensor([label for label, _ in examples]))
+    labels = torch.tensor([label for label, _ in examples])
+    return Batch(torch.from_numpy(ids), mask, torch.from_numpy(steps), labels)
