@@ -107,7 +107,8 @@ class RvNN(nn.Module):
         if cell not in ("grc", "lstm"):
             raise ValueError(f"unknown cell {cell!r}; known: grc, lstm")
         if cell == "lstm" and (hidden is not None or activation != "gelu"):
-            raise ValueError("hidden and activation belong to the GRC; the Tree-LSTM cell has neither")
+            raise ValueError("hidden and activation belong to the GRC; "
+                             "the Tree-LSTM cell has neither")
         self.dim, self.cell_name = dim, "grc" if cell == "grc" else "tree_lstm"
         self.add_module(self.cell_name, GRC(dim, hidden, activation, dropout) if cell == "grc"
                         else TreeLSTMCell(dim, dropout=dropout))

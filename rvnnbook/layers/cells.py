@@ -54,7 +54,7 @@ class TreeLSTMCell(nn.Module):
         self,
         dim: int,                       # D, width of h and of c
         forget_bias: float = 1.0,       # initial bias of the two forget gates
-        dropout: float = 0.0,           # probability of dropping a channel of new content, in [0, 1)
+        dropout: float = 0.0,           # probability of dropping new content, in [0, 1)
     ):
         super().__init__()
         self.dim, self.state_dim = dim, 2 * dim
