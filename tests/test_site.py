@@ -249,7 +249,7 @@ def test_steppers_in_print(browser, site):
 
 
 def test_search_finds_a_word(browser, site):
-    with opened(browser, site, "index") as (page, wrong):
+    with opened(browser, site, PAGES[0]) as (page, wrong):
         page.goto(f"{site}/search.html?q=matplotlib")
         page.wait_for_selector("#search-results li a", timeout=8000)
         hits = page.eval_on_selector_all("#search-results li a", "links => links.map(a => a.getAttribute('href'))")
