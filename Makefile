@@ -5,6 +5,8 @@ BIN := .venv/bin
 # TORCH=cpu takes PyTorch's CPU build from its own index; by default the platform's usual build is installed.
 TORCH ?=
 NB ?=
+# Further options for JupyterLab, such as LAB="--no-browser --port=8889".
+LAB ?=
 export RVNNBOOK_DATA ?= $(CURDIR)/data
 
 .PHONY: help book test test-long chapter lab serve export clean
@@ -30,7 +32,7 @@ export: .venv/ready  ## write the package from the notebooks and clean the noteb
 	@$(BIN)/nbdev_export && $(BIN)/nbdev_clean
 
 lab: .venv/ready  ## open the notebooks in JupyterLab; saving never leaves outputs in them
-	@$(BIN)/jupyter lab --config=_ext/lab_config.py --notebook-dir=nbs
+	@$(BIN)/jupyter lab --config=_ext/lab_config.py --notebook-dir=nbs $(LAB)
 
 serve: book  ## serve the site on http://localhost:8000
 	@$(BIN)/python -m http.server --directory build/book/_build/html 8000

@@ -14,4 +14,3 @@ def clean_on_save(model, **_):
 
 c = get_config()  # noqa: F821 (given by Jupyter)
 c.FileContentsManager.pre_save_hook = clean_on_save
-c.ServerApp.root_dir = "nbs"
