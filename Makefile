@@ -29,7 +29,7 @@ test-long: book  ## what takes longer: fuzzing, mutants
 	@$(BIN)/python -m pytest -m long
 
 export: .venv/ready  ## write the package from the notebooks and clean the notebooks
-	@$(BIN)/nbdev_export && $(BIN)/nbdev_clean
+	@$(BIN)/nbdev_export && $(BIN)/rvnnbook clean
 
 lab: .venv/ready  ## open the notebooks in JupyterLab; saving never leaves outputs in them
 	@$(BIN)/jupyter lab --config=_ext/lab_config.py --notebook-dir=nbs $(LAB)

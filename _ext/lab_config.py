@@ -1,15 +1,11 @@
 """JupyterLab's settings for `make lab`: a notebook is saved as git keeps it, without outputs and without what the editor noted."""
+from rvnnbook.lab.book import clean_notebook
 
 
 def clean_on_save(model, **_):
-    "Before a notebook is written: take out outputs, counts and metadata that the repository does not keep."
-    if model["type"] != "notebook":
-        return
-    from nbdev.clean import clean_nb
-    for cell in model["content"]["cells"]:
-        if cell["cell_type"] == "code":
-            cell["outputs"] = []
-    clean_nb(model["content"], allowed_cell_metadata_keys=["tags", "mystnb"])
+    "Before a notebook is written."
+    if model["type"] == "notebook":
+        clean_notebook(model["content"])
 
 
 c = get_config()  # noqa: F821 (given by Jupyter)

@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("name", choices=["listops"])
     add.add_argument("file")
     commands.add_parser("encoders", help="list the encoders by name")
+    commands.add_parser("clean", help="take outputs and editors' notes out of the notebooks")
     return top
 
 # %% ../nbs/cli.ipynb #9605a144
@@ -51,8 +52,11 @@ def obey(
                 raise ParameterError(f"-p takes NAME=VALUE, got {pair!r}")
             given[name] = parse_value(value)
         return f"done: {rerun(Path(words.notebook), given)}"
-    from rvnnbook.lab.book import find_root, make_book
+    from rvnnbook.lab.book import clean_source, find_root, make_book, sources, write_if_changed
     root = find_root()
+    if words.command == "clean":
+        changed = [path for path in sources(root) if write_if_changed(path, clean_source(path))]
+        return f"{len(changed)} notebooks cleaned"
     chapter = words.chapter and str(Path(words.chapter).resolve().relative_to(root).with_suffix(""))
     index = make_book(root, (chapter,) if chapter else (), words.jobs)
     return f"open {index.with_name(chapter + '.html') if chapter else index}"

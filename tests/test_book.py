@@ -126,7 +126,7 @@ def small_book(tmp_path):
     for name in ("first", "second"):
         (root / "nbs" / f"{name}.ipynb").write_text(notebook(("markdown", f"# {name}"), ("code", "6 * 7")))
     subprocess.run([BIN / "nbdev_export"], cwd=root, check=True)
-    subprocess.run([BIN / "nbdev_clean"], cwd=root, check=True)
+    subprocess.run([BIN / "rvnnbook", "clean"], cwd=root, check=True)
     return root
 
 
@@ -181,10 +181,12 @@ def test_drift_stops_the_build_and_names_the_remedy(small_book):
     edit(first, '"outputs": []', '"outputs": [{"name": "stdout", "output_type": "stream", "text": "hm"}]')
     edit(first, '"execution_count": null', '"execution_count": 3')
     done = build(small_book)
-    assert done.returncode == 1 and "nbs/first.ipynb is not clean" in done.stderr
+    assert done.returncode == 1 and "nbs/first.ipynb holds outputs" in done.stderr
     assert not (small_book / "build" / "executed").exists()
-    with pytest.raises(Exception, match="is not clean"):
+    with pytest.raises(Exception, match="holds outputs"):
         check_drift(small_book)
+    cleaned = subprocess.run([BIN / "rvnnbook", "clean"], cwd=small_book, capture_output=True, text=True)
+    assert cleaned.stdout == "1 notebooks cleaned\n" and drift(small_book) == []
 
 
 def test_saving_in_jupyterlab_leaves_the_source_as_it_was(tmp_path):
