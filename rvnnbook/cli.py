@@ -5,6 +5,7 @@ __all__ = ['parser', 'obey', 'main']
 
 # %% ../nbs/cli.ipynb #26e67603
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -52,14 +53,17 @@ def obey(
                 raise ParameterError(f"-p takes NAME=VALUE, got {pair!r}")
             given[name] = parse_value(value)
         return f"done: {rerun(Path(words.notebook), given)}"
-    from rvnnbook.lab.book import clean_source, find_root, make_book, sources, write_if_changed
+    from rvnnbook.lab.book import (BookError, clean_source, find_root, make_book, pages,
+                                   sources, write_if_changed)
     root = find_root()
     if words.command == "clean":
         changed = [path for path in sources(root) if write_if_changed(path, clean_source(path))]
         return f"{len(changed)} notebooks cleaned"
-    chapter = words.chapter and str(Path(words.chapter).resolve().relative_to(root).with_suffix(""))
+    chapter = words.chapter and os.path.relpath(words.chapter, root).removesuffix(".ipynb")
+    if chapter and chapter not in pages(root):
+        raise BookError(f"{words.chapter} is no chapter: _toc.yml names {', '.join(pages(root))}")
     index = make_book(root, (chapter,) if chapter else (), words.jobs)
-    return f"open {index.with_name(chapter + '.html') if chapter else index}"
+    return f"open {index.parent / (chapter + '.html') if chapter else index}"
 
 # %% ../nbs/cli.ipynb #9947fd4b
 def main(

@@ -130,9 +130,9 @@ def small_book(tmp_path):
     return root
 
 
-def build(root):
+def build(root, *words):
     env = {name: value for name, value in os.environ.items() if not name.startswith("RVNNBOOK_")}
-    return subprocess.run([BIN / "rvnnbook", "book"], cwd=root, capture_output=True, text=True, env=env)
+    return subprocess.run([BIN / "rvnnbook", "book", *words], cwd=root, capture_output=True, text=True, env=env)
 
 
 def edit(path, old, new):
@@ -164,6 +164,9 @@ def test_a_broken_book_is_never_green(small_book):
 
     done = build(small_book)                                        # nothing changed: nothing is run
     assert done.returncode == 0 and "[" not in done.stdout
+    done = build(small_book, "--chapter", "nbs/second.ipynb")       # unless it is asked for by name
+    assert done.returncode == 0 and "[1/1] nbs/second" in done.stdout, done.stderr
+    assert Path(done.stdout.strip().splitlines()[-1].removeprefix("open ")) == site / "_build" / "html" / "nbs" / "second.html"
 
     edit(small_book / "nbs" / "first.ipynb", "6 * 7", "6 * 8")
     done = build(small_book)

@@ -132,6 +132,8 @@ def test_other_commands_refuse_in_one_line(tmp_path):
         assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert files(tmp_path) == ["bad.tsv"]
     assert run("nonsense", cwd=tmp_path).returncode == 2
+    done = run("book", "--chapter", "nbs/none.ipynb", cwd=ROOT)
+    assert done.returncode == 1 and "nbs/none.ipynb is no chapter" in done.stderr and done.stderr.count("\n") == 1
     assert run("encoders", cwd=tmp_path).stdout.split() == ["rvnn", "tree_lstm"]
 
 
