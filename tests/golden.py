@@ -11,9 +11,11 @@ from safetensors import safe_open
 from torch import nn
 
 from rvnnbook.core import Encoding, simple_tree
+from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.tasks.classify import Classifier
+from rvnnbook.tasks.pair import PairClassifier, pair_up
 
 OUTPUTS, GRADIENTS = 1e-5, 1e-4        # largest absolute error; largest error as a share of the largest gradient
 
@@ -34,21 +36,58 @@ class MaskedMean(nn.Module):
         return Encoding((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
 
 
+class Literal(CRvNN):
+    "Stands for the published code where a recording needs one of its defects."
+
+
+def build_crvnn(model: str, config: dict, case: str) -> CRvNN:
+    original = model == "crvnn_original"
+    cell = {"gelu": "gelu_tanh", "relu": "relu"}[config["hidden_activation"]] if original else "gelu"
+    return (Literal if case == "batch_max_quirk" else CRvNN)(
+        config["hidden_size"], hidden=config.get("cell_hidden_size") or config["cell_size"], activation=cell,
+        scorer_activation="gelu_tanh" if original else "gelu", shared_norm=original, threshold=config["stop_threshold"],
+        transition_dim=config["small_d"] if config.get("recurrent_momentum") else 0,
+        modulation="none" if config.get("no_modulation") else "exponentials",
+        penalty=config.get("entropy_gamma", 0.0), penalty_for="unhalted" if original else "all")
+
+
+def evaluate_crvnn(module: CRvNN, inputs: dict, mask: torch.Tensor) -> dict:
+    "The encoder is told the numbers of rounds that the published rule gives, which depend on padding."
+    x = inputs["x"].clone().requires_grad_()
+    states, exists, rounds = crvnn_literal(module, x, mask)
+    unhalted = (exists > module.threshold).sum(1) > 1
+    if not isinstance(module, Literal):
+        out = encode(module, x, mask, trace=True, budget=rounds)
+        states, exists = out.states, out.trace["existence"][-1]
+        unhalted = out.trace["penalty"] > 0
+    root, nats = states[torch.arange(len(x)), mask.sum(1) - 1], halt_penalty(exists, mask)
+    return {"out.root": root, "out.sequence": states, "out.halting_steps": rounds, "out.final_exist_probs": exists,
+            "out.nll_before_termination_mask": nats, "out.halt_penalty": module.penalty * nats * unhalted,
+            "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
+
+
 def build(model: str, config: dict, case: str = "") -> nn.Module:
     "Our module for a model's name and the file's configuration."
     if model == "ops" and case.startswith("crvnn_neighbor"):
         return Neighbors()
     if model == "bbt_grc":
         return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
+    if model in ("crvnn", "crvnn_original"):
+        return build_crvnn(model, config, case)
     if model == "heads" and case.startswith("classifier"):
         return Classifier(MaskedMean(config["hidden_size"]), 15, config["n_classes"], config["embd_dim"],
                           layers=2 if config["classifier_mlp"] else 1)
+    if model == "heads" and case.startswith("siamese"):
+        return PairClassifier(MaskedMean(config["hidden_size"]), 15, config["n_classes"], config["embd_dim"],
+                              layers=2 if config["classifier_mlp"] else 1, features="code")
     raise LookupError(f"no module yet for {model}/{case}")
 
 
 def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
     "Outputs and gradients, under the names they have in the file."
     module.eval()
+    if isinstance(module, PairClassifier):
+        return evaluate_pair(module, inputs)
     mask = inputs["mask"].bool()
     if model == "ops":
         exists = (inputs["exist_probs"] * mask).requires_grad_()
@@ -65,14 +104,24 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
             trees[row, :length] = torch.tensor(simple_tree("balanced", length))
         root = module(x, mask, trees=trees).root
         return {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
+    if isinstance(module, CRvNN):
+        return evaluate_crvnn(module, inputs, mask)
     ids = inputs["tokens"].long()
     x = module.in_proj(module.embedding(ids))
     return {"out.embedded": x * mask[..., None], "out.root": module.encoder(x, mask).root, "out.logits": module(ids, mask).root}
 
 
-def rows_that_mean_something(name: str, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def evaluate_pair(module: PairClassifier, inputs: dict) -> dict:
+    "The two sides alone, and the pair."
+    sides = [(inputs[f"tokens{side}"].long(), inputs[f"mask{side}"].bool()) for side in (1, 2)]
+    found = {f"out.root{side}": module.encoder(module.in_proj(module.embedding(ids)), mask).root
+             for side, (ids, mask) in enumerate(sides, 1)}
+    return found | {"out.logits": module(*map(pair_up, *sides)).root}
+
+
+def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict) -> torch.Tensor:
     "Neighbour matrices have rows for padding positions, and nobody reads them."
-    return value[mask] if name in ("out.left", "out.right") else value
+    return value[inputs["mask"].bool()] if name in ("out.left", "out.right") else value
 
 
 def check(path: str) -> list[str]:
@@ -91,7 +140,7 @@ def check(path: str) -> list[str]:
     if missing := expected.keys() - found.keys():
         wrong.append(f"not computed: {', '.join(sorted(missing))}")
     for key in expected.keys() & found.keys():
-        ours, theirs = (rows_that_mean_something(key, value, inputs["mask"].bool()) for value in (found[key], expected[key]))
+        ours, theirs = (rows_that_mean_something(key, value, inputs) for value in (found[key], expected[key]))
         if ours.shape != theirs.shape:
             wrong.append(f"{key}: shape {tuple(ours.shape)}, expected {tuple(theirs.shape)}")
             continue

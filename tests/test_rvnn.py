@@ -196,7 +196,7 @@ def test_tree_lstm_by_hand():
 def test_sizes():
     assert (GRC(4).w1.out_features, GRC(4, 7).w1.out_features, GRC(4).state_dim, TreeLSTMCell(4).state_dim) == (16, 7, 4, 8)
     assert grc_flops(3, 5) == 2 * (5 * 6 + 12 * 5)
-    with pytest.raises(ValueError, match="'tanh'; known: gelu, relu"):
+    with pytest.raises(ValueError, match="'tanh'; known: gelu, gelu_tanh, relu"):
         GRC(4, activation="tanh")
     with pytest.raises(ValueError, match="'gru'; known: grc, lstm"):
         RvNN(4, cell="gru")
