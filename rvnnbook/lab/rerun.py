@@ -2,7 +2,8 @@
 
 # %% auto #0
 __all__ = ['TAGS', 'strip_directives', 'ParameterError', 'describe', 'check_value', 'strict', 'check_parameters', 'watch',
-           'NotebookError', 'execute', 'run_path', 'rerun', 'parse_value']
+           'NotebookError', 'execute', 'run_folder', 'run_path', 'open_notebook', 'rerun', 'rerun_plainly',
+           'parse_value']
 
 # %% ../../nbs/rerun.ipynb #4dc96ad6
 import ast
@@ -109,7 +110,7 @@ def check_parameters(
         exec(gate, names)
     except AssertionError as error:            # a rule about several parameters, below the gate
         raise ParameterError(str(error)) from None
-    return next(value for value in names.values() if isinstance(value, SimpleNamespace))
+    return names["run"]
 
 # %% ../../nbs/rerun.ipynb #1ae46738
 def watch(
@@ -212,32 +213,58 @@ def execute(
     return record
 
 # %% ../../nbs/rerun.ipynb #279a4f85
+def run_folder(
+    experiment: str,               # its name
+    run: SimpleNamespace,          # its checked parameters
+    free: tuple[str, ...] = (),    # names of parameters that may change while the run goes on
+) -> Path:                         # a folder, which need not exist
+    "Where a run keeps its checkpoints: it follows from the experiment and its parameters."
+    fixed = {name: value for name, value in vars(run).items() if name not in free}
+    settings = json.dumps(fixed, sort_keys=True)
+    digest = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
+    folder = "build/runs" if run.profile == "smoke" else os.environ.get("RVNNBOOK_RUNS", "runs")
+    return Path(folder).resolve() / f"{experiment}-{run.profile}-{digest}"
+
 def run_path(
     source: Path,                  # the notebook
     run: SimpleNamespace,          # its checked parameters
 ) -> Path:                         # where the executed copy goes
-    "A file name that follows from the notebook and its parameters."
-    settings = json.dumps(vars(run), sort_keys=True)
-    digest = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
-    folder = "build/runs" if run.profile == "smoke" else os.environ.get("RVNNBOOK_RUNS", "runs")
-    return Path(folder) / f"{Path(source).stem}-{run.profile}-{digest}.ipynb"
+    "The notebook of a run, beside its folder."
+    return run_folder(Path(source).stem, run).with_suffix(".ipynb")
+
+def open_notebook(
+    source: Path,                  # an experiment chapter
+) -> dict:                         # as JSON data
+    "Read a notebook, or say that it is none."
+    try:
+        notebook = json.loads(Path(source).read_text())
+        notebook["cells"]
+        return notebook
+    except FileNotFoundError:
+        raise ParameterError(f"there is no notebook {source}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ParameterError(f"{source} is not a notebook") from None
 
 def rerun(
     source: Path,                  # an experiment chapter
     parameters: dict,              # by name; what is not named keeps its default
 ) -> Path:                         # the executed copy
     "Check the parameters, then run the notebook with them."
-    source = Path(source)
-    try:
-        notebook = json.loads(source.read_text())
-        notebook["cells"]
-    except FileNotFoundError:
-        raise ParameterError(f"there is no notebook {source}") from None
-    except (ValueError, KeyError, TypeError):
-        raise ParameterError(f"{source} is not a notebook") from None
-    target = run_path(source, check_parameters(notebook, parameters))
-    execute(source, target, parameters)
+    target = run_path(Path(source), check_parameters(open_notebook(source), parameters))
+    execute(Path(source), target, parameters)
     return target
+
+def rerun_plainly(
+    source: Path,                  # an experiment chapter
+    parameters: dict,              # by name; what is not named keeps its default
+) -> dict:                         # the names that its cells defined
+    "Run the cells tagged `run` in this process: no kernel, no drawings, no executed copy."
+    notebook = open_notebook(source)
+    names = {"__name__": "__main__", "run": check_parameters(notebook, parameters)}
+    for number, cell in enumerate(notebook["cells"], 1):
+        if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", []):
+            exec(compile("".join(cell["source"]), f"{source}, cell {number}", "exec"), names)
+    return names
 
 def parse_value(
     text: str,                     # as typed on a command line

@@ -1,0 +1,483 @@
+"Continuous recursion against a slow walk over single positions, against the published form, and against trees that are given."
+import math
+import xml.etree.ElementTree as ET
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from rvnnbook.core import length_mask, tree_from_steps
+from rvnnbook.encoders.crvnn import (
+    DECISIONS,
+    CRvNN,
+    DecisionFunction,
+    continuous_recursion,
+    crvnn_literal,
+    encode,
+    extract_trees,
+    frame,
+    halt_penalty,
+    modulated_sigmoid,
+    plain_sigmoid,
+    rival_sigmoid,
+)
+from rvnnbook.encoders.rvnn import compose_tree
+from rvnnbook.layers.cells import GRC
+from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
+from rvnnbook.show.trees import soft_round_drawing
+from tests.test_core import boxed, played, random_steps
+
+torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
+quick = settings(deadline=None, max_examples=25)
+few = settings(deadline=None, max_examples=6)
+DIM = 3
+lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+seeds = st.integers(0, 10**6)
+COMPETING = [modulated_sigmoid, rival_sigmoid]
+
+
+def make(seed=0, factor=1.0, **options):
+    "An encoder in double precision whose scores are multiplied by a factor, with layer norms that show."
+    torch.manual_seed(seed)
+    encoder = CRvNN(DIM, **options).double().eval()
+    with torch.no_grad():
+        for module in encoder.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.weight.uniform_(0.5, 2)
+                module.bias.normal_()
+        for parameter in encoder.scorer[1].parameters():
+            parameter *= factor
+    return encoder
+
+
+def batch_of(sizes, seed, padding=0):
+    mask = length_mask(torch.tensor(sizes), max(sizes) + padding)
+    return torch.randn(*mask.shape, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)), mask
+
+
+def close(found, expected, share=1e-9):
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape and float((one - other).detach().abs().max()) <= share * max(1, float(other.detach().abs().max()))
+
+
+def slopes_of(outputs, inputs, seed=0):
+    "Gradients of a random weighting of some outputs."
+    draw = torch.Generator().manual_seed(seed)
+    total = sum((output * torch.randn(output.shape, dtype=output.dtype, generator=draw)).sum() for output in outputs)
+    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+
+
+# ---- one sentence, one position at a time, nothing but scalars and vectors
+
+def walk(e, i, way, kind):
+    "Weights that the walker of i gives to the positions it meets: {position: weight}."
+    wanted, found = 1.0, {}
+    for j in range(i + way, len(e) if way > 0 else -1, way):
+        found[j] = (torch.minimum(e[j], torch.as_tensor(wanted)) if kind == "eq5" else wanted * e[j])
+        wanted = wanted - found[j]
+    return found
+
+
+def fetched(values, e, i, way, kind):
+    return sum((weight * values[j] for j, weight in walk(e, i, way, kind).items()), torch.zeros_like(values[i]))
+
+
+def slowly(encoder, x, rounds=None):
+    "Root, states, existence and rounds of one sentence (n, D), position by position (crvnn Algorithm 1)."
+    n, kind = len(x), encoder.retriever
+    outer = encoder.norm if isinstance(encoder.leaf_norm, torch.nn.Identity) else encoder.leaf_norm
+    r = [outer(encoder.leaf(token)) for token in (encoder.start, *x, encoder.end)]
+    e = [torch.ones((), dtype=x.dtype)] * (n + 2)
+    c_before = [torch.zeros((), dtype=x.dtype)] * (n + 2)
+    taken, story = 0, []
+    while taken < (n - 1 if rounds is None else rounds) and sum(float(v.detach()) >= encoder.threshold for v in e[1:-1]) > 1:
+        lefts, rights = [r], [r]
+        for _ in range(encoder.window):
+            lefts.append([fetched(lefts[-1], e, i, -1, kind) for i in range(n + 2)])
+            rights.append([fetched(rights[-1], e, i, 1, kind) for i in range(n + 2)])
+        u = [torch.zeros((), dtype=x.dtype)] * (n + 2)
+        for i in range(1, n):
+            seen = [side[i] for side in (*lefts[:0:-1], *rights)]
+            if encoder.transition:
+                came = c_before[i]
+                seen.append(came * encoder.transition["composed"] + (1 - came) * encoder.transition["not_composed"])
+            hidden = encoder.activation(encoder.scorer[0].weight @ torch.cat(seen) + encoder.scorer[0].bias)
+            u[i] = (encoder.scorer[1].weight @ hidden + encoder.scorer[1].bias).squeeze()
+        c = [torch.zeros((), dtype=x.dtype)] * (n + 2)
+        for i in range(1, n):
+            if encoder.modulation == "scores":
+                rivals = fetched(u, e, i, -1, kind).exp() + fetched(u, e, i, 1, kind).exp()
+            elif encoder.modulation == "exponentials":
+                powers = [u[j].exp() if 1 <= j < n else torch.zeros((), dtype=x.dtype) for j in range(n + 2)]
+                rivals = fetched(powers, e, i, -1, kind) + fetched(powers, e, i, 1, kind)
+            else:
+                rivals = 0
+            c[i] = u[i].exp() / (u[i].exp() + rivals + 1)
+        c_before = [fetched(c, e, i, -1, kind) for i in range(n + 2)]
+        parents = [encoder.norm(encoder.grc(lefts[1][i][None], r[i][None]))[0] for i in range(n + 2)]
+        r = [came * parent + (1 - came) * old for came, parent, old in zip(c_before, parents, r)]
+        story.append(torch.stack(c[1:-1]))
+        e = [(1 - gone) * there for gone, there in zip(c, e)]
+        taken += 1
+    return r[n], torch.stack(r[1:-1]), torch.stack(e[1:-1]), taken, story
+
+
+@pytest.mark.parametrize("modulation, retriever, options", [
+    *product(DECISIONS, RETRIEVERS, [{}]), ("scores", "eq5", {"transition_dim": 0, "window": 1, "scorer_activation": "relu"}),
+    ("exponentials", "eq5", {"shared_norm": True, "window": 3, "activation": "gelu_tanh"}), ("none", "eq6", {"threshold": 0.3})])
+@few
+@given(lengths, seeds, st.sampled_from([0.3, 1.0, 4.0]))
+def test_position_by_position(modulation, retriever, options, sizes, seed, factor):
+    encoder = make(seed, factor, modulation=modulation, retriever=retriever, **{"transition_dim": 2, **options})
+    x, mask = batch_of(sizes, seed, padding=1)
+    x.requires_grad_()
+    out = encoder(x, mask, trace=True)
+    alone = [slowly(encoder, row[:n]) for row, n in zip(x, sizes)]
+    close(out.root, [root for root, *_ in alone])
+    assert out.trace["rounds"].tolist() == [taken for *_, taken, _ in alone]
+    for b, (n, (_, states, exists, taken, story)) in enumerate(zip(sizes, alone)):
+        close([out.states[b, :n], out.trace["existence"][-1, b, :n]], [states, exists])
+        close(out.trace["composition"][:taken, b, :n], story)
+        assert not out.trace["composition"][taken:, b].any() and not out.states[b, n:].any()
+        assert out.trace["existence"][taken:, b].eq(out.trace["existence"][-1, b]).all()
+    inputs = [x, *encoder.parameters()]
+    close(slopes_of([out.root], inputs), slopes_of([torch.stack([root for root, *_ in alone])], inputs), 1e-7)
+
+
+# ---- the published form
+
+@quick
+@given(lengths, seeds, st.integers(0, 3), st.sampled_from([0.0, 1.0, 10.0]), st.booleans(), st.booleans(), st.sampled_from([0.05, 0.3]))
+@example([1], 0, 0, 1.0, True, True, 0.05)
+def test_published_form_without_its_constant(sizes, seed, padding, factor, competing, transition, threshold):
+    encoder = make(seed, factor, modulation="exponentials" if competing else "none", transition_dim=2 * transition,
+                   threshold=threshold, shared_norm=not transition)
+    x, mask = batch_of(sizes, seed, padding)
+    x.requires_grad_()
+    states, exists, rounds = crvnn_literal(encoder, x, mask, floor=0)
+    out = encode(encoder, x, mask, trace=True, budget=rounds)
+    close([out.states, out.trace["existence"][-1]], [states, exists], 1e-8)
+    assert [r for r, n in zip(out.trace["rounds"].tolist(), sizes) if n > 1] == [r for r, n in zip(rounds.tolist(), sizes) if n > 1]
+    inputs = [x, *encoder.parameters()]
+    close(slopes_of([out.states], inputs), slopes_of([states], inputs), 1e-6)
+
+
+@quick
+@given(lengths, seeds, st.integers(0, 3))
+def test_published_numbers_of_rounds(sizes, seed, padding):
+    "A sentence that never halts gets one round a token, and one more where the box has room."
+    encoder = make(seed, modulation="exponentials", threshold=1e-9)
+    x, mask = batch_of(sizes, seed, padding)
+    width = mask.shape[1]
+    assert crvnn_literal(encoder, x, mask)[2].tolist() == [min(width, n + 1) if n > 1 else 1 for n in sizes]
+    assert encoder(x, mask, trace=True).trace["rounds"].tolist() == [n - 1 for n in sizes]
+
+
+def test_published_form_reads_its_neighbours_in_the_batch():
+    "So the promise that encoders keep would notice."
+    encoder = make(0, 300.0, modulation="exponentials")
+    x, mask = batch_of([6] * 16, 0)
+    alone = torch.cat([crvnn_literal(encoder, x[b:b + 1], mask[b:b + 1])[0] for b in range(16)])
+    assert (crvnn_literal(encoder, x, mask)[0] - alone).abs().max() > 0.01
+
+
+# ---- decisions
+
+def some_weights(rows, n, seed, kind="eq5"):
+    exists = torch.rand(rows, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return [neighbor_weights(exists, side, kind) for side in ("left", "right")]
+
+
+@pytest.mark.parametrize("rule", DECISIONS.values())
+def test_slopes_of_decisions(rule):
+    scores = 2 * torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    allowed = torch.tensor([[False, True, True, True, False], [False, True, False, False, False]])
+    left, right = (torch.rand(2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) + 0.1 for s in (1, 2))
+    assert torch.autograd.gradcheck(lambda *given: rule(given[0], allowed, *given[1:]),
+                                    [tensor.requires_grad_() for tensor in (scores, left, right)])
+
+
+@pytest.mark.parametrize("modulation", ["scores", "exponentials"])
+def test_slopes_of_the_encoder(modulation):
+    encoder = make(3, 2.0, modulation=modulation, transition_dim=2, hidden=4, window=1, penalty=0.5)
+    x, mask = batch_of([4, 1, 3], 3)
+    names, values = zip(*encoder.named_parameters())
+
+    def outcome(x, *values):
+        out = torch.func.functional_call(encoder, dict(zip(names, values)), (x, mask))
+        return out.root, out.loss
+    assert encoder(x, mask, trace=True).trace["rounds"].tolist() == [3, 0, 2]
+    assert torch.autograd.gradcheck(outcome, (x.requires_grad_(), *values), fast_mode=True)
+
+
+@quick
+@given(st.integers(2, 7), seeds, st.sampled_from([1.0, 30.0, 1e4]), st.sampled_from(list(RETRIEVERS)))
+def test_decisions_at_any_height(n, seed, height, kind):
+    "Probabilities in single precision are those in double precision, and gradients are finite, however large the scores."
+    draw = torch.Generator().manual_seed(seed)
+    scores = (height * (2 * torch.rand(3, n, generator=draw) - 1)).requires_grad_()
+    allowed = torch.rand(3, n, generator=draw) < 0.8
+    weights = [side.float() for side in some_weights(3, n, seed, kind)]
+    for rule in DECISIONS.values():
+        composes = rule(scores, allowed, *weights)
+        exact = rule(scores.double(), allowed, *(side.double() for side in weights))
+        assert (composes >= 0).all() and (composes <= 1).all() and (composes[~allowed] == 0).all()
+        assert (composes - exact).abs().max() < 3e-7 * (1 + height)
+        slope, = torch.autograd.grad(composes.sum(), scores)
+        assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize("rule", COMPETING)
+def test_the_winner_takes_it(rule):
+    "Scores of ten thousand: nobody but the highest goes, and nobody at all where all are low."
+    crowd = [neighbor_weights(torch.ones(2, 6), side) for side in ("left", "right")]
+    allowed = torch.tensor([[False, True, True, True, True, False]] * 2)
+    scores = torch.tensor([[0, -1e4, 1e4, 9e3, 1e4, 0.], [0, -1e4, -1e4, -1e4, -1e4, 0.]], requires_grad=True)
+    composes = rule(scores, allowed, *crowd)
+    assert composes.tolist() == [[0, 0, 1, 0, 1, 0], [0] * 6]
+    slope, = torch.autograd.grad(composes.sum(), scores)
+    assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize("weight", [1.0, 1e-20, 1e-37, 1e-40, 1e-45])
+def test_a_rival_that_hardly_exists(weight):
+    "Its weight may be a number of which the inverse is infinite: slopes stay finite."
+    scores, left = torch.tensor([[500., 0., 0.]], requires_grad=True), torch.zeros(1, 3, 3)
+    left[0, 1, 0] = weight
+    left.requires_grad_()
+    composes = rival_sigmoid(scores, torch.tensor([[True, True, False]]), left, torch.zeros(1, 3, 3))
+    slopes = torch.autograd.grad(composes.sum(), [scores, left])
+    assert composes.isfinite().all() and all(slope.isfinite().all() for slope in slopes)
+    assert weight < 1e-37 or composes[0, 1] == 0           # while there is any of it, it wins by far
+
+
+@quick
+@given(st.integers(3, 8), seeds, st.sampled_from(COMPETING))
+def test_certain_neighbours_share_less_than_one(n, seed, rule):
+    scores = 4 * torch.randn(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    alive = torch.rand(4, n, generator=torch.Generator().manual_seed(seed)) < 0.7
+    crowd = [neighbor_weights(alive.double(), side) for side in ("left", "right")]
+    composes = rule(scores, torch.ones(4, n, dtype=torch.bool), *crowd)
+    for row, there in zip(composes.tolist(), alive):
+        row = [row[i] for i in there.nonzero().squeeze(1)]
+        assert all(one + other < 1 for one, other in zip(row, row[1:]))
+
+
+def test_plain_scores_share_nothing():
+    "So the test above would notice."
+    assert (plain_sigmoid(torch.full((1, 2), 4.), torch.tensor(True), None, None) > 0.9).all()
+
+
+@pytest.mark.parametrize("rule", DECISIONS.values())
+def test_rows_decide_alone(rule):
+    "A sentence's decision does not change by a bit when another one has huge scores."
+    scores, weights = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), [w.float() for w in some_weights(2, 6, 0)]
+    allowed = torch.tensor([[False, True, True, True, False, False], [False, True, True, True, True, False]])
+    calm = rule(scores, allowed, *weights)
+    stormy = rule(torch.stack([scores[0], 1e4 * scores[1]]), allowed, *weights)
+    assert torch.equal(calm[0], stormy[0]) and not torch.equal(calm[1], stormy[1])
+
+
+@quick
+@given(lengths, seeds, st.sampled_from([1.0, 100.0]), st.sampled_from(list(DECISIONS)))
+def test_single_precision_at_large_scores(sizes, seed, factor, modulation):
+    encoder = make(seed, factor, modulation=modulation).float()
+    x, mask = batch_of(sizes, seed)
+    x = x.float().requires_grad_()
+    out = encoder(x, mask)
+    slopes = slopes_of([out.root, out.loss], [x, *encoder.parameters()])
+    assert out.root.isfinite().all() and all(slope.isfinite().all() for slope in slopes)
+
+
+# ---- the recursion
+
+class Oracle:
+    "Decides by trees that are given; every state carries the number of its sentence in its last channel."
+    def __init__(self, trees, kind):
+        self.trees, self.kind, self.batches = F.pad(trees, (1, 1)), kind, []
+
+    def __call__(self, states, exists, allowed, arrived, senders):
+        rows = states[:, 1, -1].long()
+        self.batches.append(rows.tolist())
+        steps = self.trees[rows].double().masked_fill(~(allowed & (exists > 0)), math.inf)
+        composes = (steps == steps.amin(1, keepdim=True)).double()
+        left = neighbor_weights(exists, "left", self.kind)
+        assert senders.tolist() == allowed.flatten().nonzero().squeeze(1).tolist()
+        return composes, retrieve(left, composes[..., None]), retrieve(left, states)
+
+
+@pytest.mark.parametrize("kind", RETRIEVERS)
+@quick
+@given(st.lists(random_steps(9), min_size=1, max_size=4), seeds)
+@example([[0]], 0)
+def test_certain_decisions_are_the_recursive_network(kind, rows, seed):
+    torch.manual_seed(seed)
+    cell, (trees, mask) = GRC(DIM).double(), boxed(rows)
+    x = torch.randn(*mask.shape, DIM, dtype=torch.float64, requires_grad=True)
+    names = torch.arange(len(rows)).double()[:, None, None].expand(*mask.shape, 1)
+    framed, there, tokens = frame(torch.cat([x, names], -1), mask, *torch.zeros(2, DIM + 1).double())
+    oracle = Oracle(trees, kind)
+
+    def cell_on_vectors(left, right):
+        return torch.cat([cell(left[:, :-1], right[:, :-1]), right[:, -1:]], -1)
+    (states, exists, taken), rounds = continuous_recursion(
+        framed, there.double(), tokens, mask.sum(1) - 1, oracle, cell_on_vectors, 0.01)
+    root = states[torch.arange(len(rows)), mask.sum(1), :-1]
+    by_tree = torch.stack([compose_tree(played(row)[1], list(leaf.unbind()), cell) for row, leaf in zip(rows, x)])
+    close([root], [by_tree], 1e-10)
+    close(slopes_of([root], [x, *cell.parameters()]), slopes_of([by_tree], [x, *cell.parameters()]), 1e-8)
+    assert taken.tolist() == [len(set(row) - {0}) for row in rows]
+    assert oracle.batches == [[b for b, row in enumerate(rows) if len(set(row) - {0}) > t] for t in range(int(taken.max()))]
+    assert [numbers.tolist() for numbers, *_ in rounds] == oracle.batches
+    assert (exists[:, 1:-1] * mask).tolist() == [[float(i == len(row) - 1) for i in range(mask.shape[1])] for row in rows]
+
+
+@quick
+@given(lengths, seeds, st.sampled_from([1.0, 30.0]), st.sampled_from([0.01, 0.3, 0.9]))
+def test_halting(sizes, seed, factor, threshold):
+    "A sentence stops after the first round that leaves one token above the threshold, or after n - 1."
+    encoder = make(seed, factor, threshold=threshold)
+    x, mask = batch_of(sizes, seed)
+    story = encoder(x, mask, trace=True).trace
+    exists = story["existence"]
+    assert len(exists) == int(story["rounds"].max()) + 1 and (exists[1:] <= exists[:-1]).all() and not exists[:, ~mask].any()
+    for b, (n, taken) in enumerate(zip(sizes, story["rounds"].tolist())):
+        counts = [(row >= threshold).sum() for row in exists[:, b]]
+        assert taken <= n - 1 and all(count > 1 for count in counts[:taken]) and (taken == n - 1 or counts[taken] == 1)
+        assert (exists[:, b, n - 1] == 1).all() and not story["composition"][:, b, n - 1].any()
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 9])
+def test_a_budget_is_kept(rounds):
+    encoder = make(0, threshold=1e-9)
+    x, mask = batch_of([5, 1, 3], 0)
+    out = encode(encoder, x, mask, trace=True, budget=torch.full((3,), rounds))
+    assert out.trace["rounds"].tolist() == [rounds, 0, rounds]
+    close(out.root, [slowly(encoder, row[:n], rounds)[0] for row, n in zip(x, (5, 1, 3))])
+
+
+def test_start_and_end_stand_around_the_tokens():
+    x, mask = batch_of([2, 4], 0)
+    start, end = torch.full((DIM,), 7.).double(), torch.full((DIM,), 8.).double()
+    framed, there, tokens = frame(x * mask[..., None], mask, start, end)
+    assert torch.equal(framed[0], torch.stack([start, x[0, 0], x[0, 1], end, 0 * end, 0 * end]))
+    assert torch.equal(framed[1], torch.stack([start, *x[1], end]))
+    assert there.int().tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6] and tokens.int().tolist() == [[0, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 0]]
+
+
+# ---- penalty
+
+@quick
+@given(lengths, seeds)
+def test_penalty(sizes, seed):
+    mask = length_mask(torch.tensor(sizes))
+    exists = torch.rand(mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).round(decimals=1) * mask
+    exists[torch.arange(len(sizes)), mask.sum(1) - 1] = 1
+    penalty = halt_penalty(exists, mask)
+    assert penalty.tolist() == pytest.approx([math.log(float(row.sum())) for row in exists], abs=1e-12)
+    assert (penalty >= 0).all() and ((penalty == 0) == (exists.sum(1) == 1)).all()
+
+
+def test_who_pays():
+    x, mask = batch_of([6, 1, 4], 0)
+    paid = {}
+    for penalty_for in ("all", "unhalted"):
+        encoder = make(0, threshold=0.3, penalty=0.5, penalty_for=penalty_for)
+        out = encoder(x, mask, trace=True)
+        paid[penalty_for], exists = out.trace["penalty"], out.trace["existence"][-1]
+        assert float(out.loss.detach()) == pytest.approx(0.5 * float(paid[penalty_for].mean()))
+    halted = (exists >= 0.3).sum(1) == 1
+    assert halted.tolist() == [True, True, False] and paid["all"][1] == 0
+    assert (paid["all"][[0, 2]] > 0).all()
+    assert torch.equal(paid["unhalted"], paid["all"] * ~halted)
+
+
+# ---- trees
+
+def merged(rounds):
+    "The tree that is made when positions join their right neighbour in the order of their rounds, left ones first in a round."
+    parts = [(i, i) for i in range(len(rounds))]              # (last position, tree)
+    for _, i in sorted((round_, i) for i, round_ in enumerate(rounds[:-1])):
+        at = next(at for at, (last, _) in enumerate(parts) if last == i)
+        (_, left), (last, right) = parts[at:at + 2]
+        parts[at:at + 2] = [(last, (left, right))]
+    return parts[0][1]
+
+
+@st.composite
+def tables(draw):
+    "A composition table of up to five rounds, with many zeros, halves and ones, and its lengths."
+    sizes = draw(lengths)
+    number = st.sampled_from([0.0, 1.0, 0.5, 0.25, 0.1, 0.4]) | st.floats(0, 1, width=32)
+    rounds = draw(st.integers(0, 5))
+    cells = draw(st.lists(number, min_size=rounds * len(sizes) * max(sizes), max_size=rounds * len(sizes) * max(sizes)))
+    return torch.tensor(cells).view(rounds, len(sizes), max(sizes)), sizes
+
+
+@settings(deadline=None, max_examples=100)
+@given(tables())
+def test_any_table_has_a_tree(given_):
+    table, sizes = given_
+    trees = extract_trees(table, length_mask(torch.tensor(sizes)))
+    assert trees.dtype == torch.int64 and trees.shape == (len(sizes), max(sizes))
+    for b, (n, row) in enumerate(zip(sizes, trees.tolist())):
+        sums = [[math.fsum(column[:t + 1]) for t in range(len(column))] for column in table[:, b, :n].T.tolist()]
+        rounds = [next((t for t, total in enumerate(column) if total >= 0.5), len(column)) for column in sums]
+        assert tree_from_steps(row[:n]) == merged(rounds) and not any(row[n:])
+        assert max(row) < n and played(row[:n])[1] == merged(rounds)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(random_steps(), min_size=1, max_size=4))
+def test_certain_decisions_are_read_back(rows):
+    trees, mask = boxed(rows)
+    table = (trees == torch.arange(1, int(trees.max()) + 1)[:, None, None]).float()
+    for row, found in zip(rows, extract_trees(table, mask).tolist()):
+        assert tree_from_steps(found[:len(row)]) == played(row)[1]
+
+
+@few
+@given(lengths, seeds, st.sampled_from([1.0, 30.0]))
+def test_a_story_can_be_drawn(sizes, seed, factor):
+    "Every frame is complete: the parents whose senders have reached one half, and two glasses a token."
+    encoder = make(seed, factor)
+    x, mask = batch_of(sizes, seed)
+    story = encoder(x, mask, trace=True).trace
+    assert torch.equal(story["trees"], extract_trees(story["composition"], mask))
+    for b, n in enumerate(sizes):
+        before = torch.zeros(n, dtype=torch.float64)
+        for exists, composes in zip(story["existence"][:, b, :n].double(), story["composition"][:, b, :n].double()):
+            svg = soft_round_drawing(story["trees"][b].tolist(), range(n), exists.tolist(), composes.tolist(), before.tolist())
+            kinds = [mark.get("class") for mark in ET.fromstring(svg).iter()]
+            before = before + composes
+            assert kinds.count("glass") == 2 * n and kinds.count("parent") == int((before[:-1] >= 0.5).sum())
+
+
+# ---- options
+
+@pytest.mark.parametrize("option, value, known", [
+    ("modulation", "softmax", "scores, exponentials, none"), ("retriever", "eq7", "eq5, eq6"),
+    ("scorer_activation", "tanh", "gelu, gelu_tanh, relu"), ("activation", "tanh", "gelu, gelu_tanh, relu"),
+    ("penalty_for", "some", "all, unhalted")])
+def test_unknown_options_are_refused_by_name(option, value, known):
+    with pytest.raises(ValueError, match=f"unknown {option.removeprefix('scorer_') if option == 'activation' else option} '{value}'; known: {known}"):
+        CRvNN(4, **{option: value})
+
+
+@pytest.mark.parametrize("option, value", [("window", 0), ("transition_dim", -1), ("threshold", 0.0), ("threshold", 1.0), ("penalty", -0.1)])
+def test_numbers_out_of_range_are_refused_by_name(option, value):
+    with pytest.raises(ValueError, match=f"{option}.*{value}"):
+        CRvNN(4, **{option: value})
+
+
+def test_options_arrive():
+    encoder = CRvNN(4, hidden=6, activation="relu", dropout=0.25, window=3, transition_dim=5, scorer_activation="gelu_tanh")
+    assert encoder.grc.w1.out_features == 6 and encoder.grc.activation is F.relu and encoder.grc.dropout.p == 0.25
+    assert encoder.scorer[0].in_features == 7 * 4 + 5 and encoder.activation(torch.tensor(1.)) == F.gelu(torch.tensor(1.), approximate="tanh")
+    assert not CRvNN(4, transition_dim=0).transition
+    names = {shared: {name for name, _ in CRvNN(4, shared_norm=shared).named_parameters()} for shared in (False, True)}
+    assert {name for name in names[True] ^ names[False] if name.endswith("weight")} == {"norm.weight", "leaf_norm.weight", "grc.norm.weight"}
+    assert issubclass(CRvNN, DecisionFunction)

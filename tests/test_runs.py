@@ -1,0 +1,561 @@
+"Records of runs: what goes in comes out, what is damaged is refused, what changed is noticed."
+import ast
+import copy
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rvnnbook.lab.runs import (FIELDS, LEG, POINTS, RecordError, append, best, changed_modules, check_results, code_hash, code_hashes,
+                               digest, identity, latest, loaded_modules, make_trace, read, read_trace,
+                               results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace)
+from tests.records import LEG as A_LEG
+from tests.records import make, signed
+
+ROOT = Path(__file__).resolve().parents[1]
+TRACE = {"curve": {"step": [1, 5, 9], "loss": [2.5, 1.0, None], "accuracy": [0.1, 0.5, 0.75]}, "trees": ["((1 2) 3)"]}
+
+
+def python(code, *words, cwd=ROOT, **options):
+    env = {**os.environ, "PYTHONPATH": str(options.pop("path", ROOT)), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=cwd, capture_output=True, text=True, env=env, **options)
+
+
+# ---- what goes in comes out
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+words = st.text("abc XYZ.,<=>:+-é雪\"'{}[]\n", min_size=1, max_size=12).filter(str.strip)
+scores = st.fixed_dictionaries({"accuracy": st.floats(0, 1)}, optional={"count": st.integers(1, 10**6), "surprise": finite, "tree_accuracy": st.sampled_from([0, 1, 0.5])})
+
+
+@st.composite
+def records(draw):
+    stops = sorted(draw(st.lists(st.integers(0, 10**6), max_size=4)))
+    legs = [{**A_LEG, "seconds": draw(st.floats(0, 1e9)), "from_step": low, "to_step": high} for low, high in zip([0, *stops], stops)]
+    return make(profile=draw(st.sampled_from(["cpu", "paper"])), seed=draw(st.integers(0, 2**63)), legs=legs,
+                parameters=draw(st.dictionaries(st.sampled_from(["dim", "rate", "cell", "x"]), st.one_of(st.none(), st.booleans(), st.integers(), finite, words))),
+                metrics=draw(st.dictionaries(words, scores, min_size=1, max_size=3)), rule=draw(words), finished=draw(st.booleans()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(records(), max_size=4, unique_by=lambda record: record["id"]), st.booleans())
+def test_what_is_appended_is_read(tmp_path_factory, several, traced):
+    folder = tmp_path_factory.mktemp("results")
+    several = [signed({**record, "trace": digest(TRACE, 12)}) if traced else record for record in several]
+    for record in several:
+        append(record, TRACE if traced else None, folder)
+    assert json.dumps(read("toy", folder)) == json.dumps(several)
+    assert all(read_trace(record, folder) == TRACE for record in several if traced)
+    assert check_results(folder) == [] and read("other", folder) == []
+
+
+@given(st.integers(1, 700), st.integers(0, 50))
+def test_a_trace_keeps_the_ends_and_at_most_two_hundred_points(count, jump):
+    rows = [{"step": 3 + step * (jump + 1), "loss": 1 / (step + 1)} for step in range(count)]
+    curve = make_trace(rows)["curve"]
+    kept = curve["step"]
+    assert len(kept) == len(curve["loss"]) == min(count, POINTS) and kept[0] == rows[0]["step"] and kept[-1] == rows[-1]["step"]
+    loss = {row["step"]: row["loss"] for row in rows}
+    assert all(abs(value - loss[step]) <= 1e-5 * loss[step] for step, value in zip(kept, curve["loss"]))
+    gaps = {(b - a) // (jump + 1) for a, b in zip(kept, kept[1:])}
+    assert max(gaps, default=0) - min(gaps, default=0) <= 1, "evenly chosen"
+
+
+def test_a_record_of_a_real_training_in_two_sittings(tmp_path):
+    "What lab.train hands over is what a record takes."
+    code = """
+import sys
+from pathlib import Path
+import torch
+from rvnnbook.data.batches import Batches
+from rvnnbook.data.listops import VOCABULARY, collate, unique_draws
+from rvnnbook.lab.runs import append, code_hashes, make_trace, new_record
+from rvnnbook.lab.train import train
+from rvnnbook.registry import create_encoder
+from rvnnbook.tasks.classify import Classifier
+began = code_hashes()
+folder = Path(sys.argv[1])
+examples = list(unique_draws(60, seed=0))
+def run(**options):
+    torch.manual_seed(0)
+    model = Classifier(create_encoder("rvnn", dim=8), vocabulary=len(VOCABULARY), classes=10)
+    return train(model, Batches(examples, 20, collate, seed=0), lambda model: {"accuracy": 0.5}, folder=folder / "run",
+                 metric="accuracy", optimizer="adamw", steps=6, **options)
+run(time_budget=0)
+outcome = run()
+trace = make_trace(outcome.history)
+record = new_record("toy", {"dim": 8, "profile": "cpu", "seed": 0}, profile="cpu", seed=0, modules=began, legs=outcome.legs, trace=trace,
+                    metrics={"validation": {"accuracy": 0.5}}, rule="last step", finished=outcome.finished)
+append(record, trace, folder / "results")
+"""
+    done = python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    record, = read("toy", tmp_path / "results")
+    assert [(leg["from_step"], leg["to_step"]) for leg in record["legs"]] == [(0, 1), (1, 6)]
+    assert record["parameters"] == {"dim": 8} and record["wall_s"] == sum(leg["seconds"] for leg in record["legs"]) > 0
+    assert read_trace(record, tmp_path / "results")["curve"]["step"][-1] == 6 and record["peak_memory_mb"] > 50
+    assert {"rvnnbook.encoders.rvnn", "rvnnbook.lab.train", "rvnnbook.data.listops", "rvnnbook.registry"} <= set(record["modules"])
+    assert not {"rvnnbook.lab.runs", "rvnnbook.cli"} & set(record["modules"])
+    told = json.dumps(record)
+    for private in (socket.gethostname(), str(ROOT), str(Path.home()), str(tmp_path)):
+        assert private not in told
+    assert changed_modules(record) == []
+
+
+# ---- what is damaged is refused
+
+def places(value, path=()):
+    "Every place in nested data."
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*path, key)
+        if isinstance(part, (dict, list)):
+            yield from places(part, (*path, key))
+
+
+def altered(record, path, change):
+    "A copy, with change(container, key) done at one place, signed anew so that the id does not give it away."
+    record = copy.deepcopy(record)
+    container = record
+    for key in path[:-1]:
+        container = container[key]
+    change(container, path[-1])
+    try:
+        return signed(record) if path != ("id",) else record
+    except (TypeError, ValueError):                              # JSON cannot say it
+        return record
+
+
+def put(value):
+    return lambda container, key: container.__setitem__(key, value)
+
+
+RECORD = make(trace="0123456789ab")
+
+@pytest.mark.parametrize("path", list(places(RECORD)), ids=lambda path: ".".join(map(str, path)))
+def test_every_field_damaged_in_turn_is_refused(path):
+    validate(RECORD)
+    for value in (float("nan"), float("inf"), object, {}, [], "", "see /home/me/x", b"x", -1e400):
+        if value == {} and path in (("parameters",), ("modules",)) or value == [] and path == ("legs",):
+            continue                                             # may be empty
+        with pytest.raises(RecordError) as error:
+            validate(altered(RECORD, path, put(value)))
+        assert "\n" not in str(error.value) and str(path[0]) in str(error.value)
+
+
+@pytest.mark.parametrize("path", [(name,) for name in FIELDS] + [("legs", 0, name) for name in LEG], ids=str)
+def test_a_missing_field_is_refused(path):
+    with pytest.raises(RecordError, match=f"has no field '{path[-1]}'"):
+        validate(altered(RECORD, path, lambda container, key: container.pop(key)))
+
+
+@pytest.mark.parametrize("path, value, said", [
+    (("seed",), -1, "seed is -1; it must be a whole number from 0"),
+    (("seed",), True, "seed is True"),
+    (("seed",), 1.0, "seed is 1.0"),
+    (("experiment",), "../x", "experiment is '../x'"),
+    (("experiment",), "Toy", "small letters"),
+    (("profile",), "gpu", "one of smoke, cpu, paper"),
+    (("commit",), "ab" * 19, "commit is"),
+    (("commit",), "AB" * 20, "40 hexadecimal digits"),
+    (("commit",), None, "commit and dirty must be known together"),
+    (("dirty",), None, "commit and dirty must be known together"),
+    (("dirty",), 1, "dirty is 1"),
+    (("threads",), 0, "threads is 0"),
+    (("wall_s",), -0.1, "wall_s is -0.1"),
+    (("finished",), 1, "finished is 1"),
+    (("recorded",), "2026-01-31", "recorded is '2026-01-31'; it must be a time in UTC"),
+    (("recorded",), "2026-01-31T12:00:00", "a time in UTC"),
+    (("recorded",), "2026-01-31T12:00:00+02:00", "a time in UTC"),
+    (("recorded",), "2026-13-31T12:00:00+00:00", "a time in UTC"),
+    (("version",), "new", "version is 'new'"),
+    (("trace",), "xyz", "None or 12 hexadecimal digits"),
+    (("note",), "hello", "a field 'note' that nobody knows"),
+    (("parameters", "dim"), [1, 2], "parameters['dim'] is [1, 2]"),
+    (("parameters", "data"), "/data/x", "parameters['data'] is '/data/x'"),
+    (("parameters", "data"), "~/x", "parameters['data']"),
+    (("parameters", "data"), "C:\\x", "parameters['data']"),
+    (("device",), "node (/dev/nvidia0)", "device is"),
+    (("modules", "rvnnbook.core"), "absent", "modules['rvnnbook.core'] is 'absent'"),
+    (("modules", "torch.nn"), "0123456789ab", "a module of this package"),
+    (("libraries", "torch"), None, "libraries['torch'] is None"),
+    (("libraries", "numpy"), 2, "libraries['numpy'] is 2"),
+    (("metrics", "official <= 100", "accuracy"), 1.0001, "metrics['official <= 100']['accuracy'] is 1.0001; it must be a share from 0 to 1"),
+    (("metrics", "official <= 100", "accuracy"), 98, "a share from 0 to 1"),
+    (("metrics", "official <= 100", "tree_accuracy"), -0.1, "a share from 0 to 1"),
+    (("metrics", "official <= 100", "count"), 0, "a whole number from 1"),
+    (("metrics", "official <= 100", "count"), 10.0, "a whole number from 1"),
+    (("metrics", "official <= 100", "surprise"), "low", "a finite number"),
+    (("metrics", "/data/test"), {"accuracy": 0.5}, "no path of a machine"),
+    (("metrics",), {}, "metrics is {}; it must be a dictionary that is not empty"),
+    (("legs", 0, "from_step"), 5, "legs[0] goes from step 5 to 100; what came before it stopped at 0"),
+    (("legs", 1, "from_step"), 90, "legs[1] goes from step 90 to 250; what came before it stopped at 100"),
+    (("legs", 1, "to_step"), 99, "legs[1] goes from step 100 to 99"),
+    (("legs", 1, "host"), "x", "legs[1] has a field 'host' that nobody knows"),
+    (("legs", 0), None, "legs[0] is None")], ids=str)
+def test_a_value_out_of_place_is_named(path, value, said):
+    with pytest.raises(RecordError) as error:
+        validate(altered(RECORD, path, put(value)))
+    assert said in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_number_changed_by_hand_is_noticed(data):
+    "Any character of a line exchanged for another: the line is refused, or says the same."
+    line = json.dumps(RECORD, sort_keys=True)
+    at = data.draw(st.integers(0, len(line) - 1))
+    new = data.draw(st.characters(codec="ascii", exclude_characters="\n"))
+    try:
+        found = validate(json.loads(line[:at] + new + line[at + 1:]))
+    except ValueError:                                           # RecordError and JSONDecodeError are
+        return
+    assert found == RECORD
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda curve: curve.pop("step"), "curve['step'] is None"),
+    (lambda curve: curve["step"].append(10), "curve['loss'] is [2.5, 1.0, None]; it must be a list of 4 finite numbers"),
+    (lambda curve: curve["step"].__setitem__(1, 1), "increasing"),
+    (lambda curve: curve["step"].__setitem__(1, 5.0), "whole numbers"),
+    (lambda curve: curve["loss"].__setitem__(1, float("nan")), "curve['loss']"),
+    (lambda curve: curve["loss"].__setitem__(1, "low"), "curve['loss']"),
+    (lambda curve: curve.update({name: list(range(201)) for name in curve}), "at most 200")])
+def test_a_damaged_trace_is_refused(change, said, tmp_path):
+    trace = copy.deepcopy(TRACE)
+    change(trace["curve"])
+    with pytest.raises(RecordError) as error:
+        validate_trace(trace)
+    assert said in str(error.value)
+    with pytest.raises(RecordError):
+        append(make(trace=digest(TRACE, 12)), trace, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_trace_belongs_to_its_record(tmp_path):
+    record = make(trace=digest(TRACE, 12))
+    for wrong in (None, {**TRACE, "trees": []}):
+        with pytest.raises(RecordError, match="another trace"):
+            append(record, wrong, tmp_path)
+    with pytest.raises(RecordError, match="another trace"):
+        append(make(), TRACE, tmp_path)
+    append(record, TRACE, tmp_path)
+    path = trace_path(record, tmp_path)
+    for content, said in ((json.dumps({**TRACE, "trees": []}), "not the trace that was recorded"), ("{", "damaged")):
+        path.write_text(content)
+        assert any(said in line for line in check_results(tmp_path))
+    path.unlink()
+    assert check_results(tmp_path) == [f"toy.jsonl: record {record['id']}: traces/{path.name} is missing"]
+    path.with_name("stray.json").write_text("{}")
+    assert "traces/stray.json belongs to no valid record" in check_results(tmp_path)
+
+
+def test_damaged_lines_are_named_and_others_still_read(tmp_path):
+    path = tmp_path / "toy.jsonl"
+    good = [make(seed=seed) for seed in range(3)]
+    lines = [json.dumps(record) for record in good]
+    for text, said in ((lines[0][:80], "toy.jsonl:2: not a whole JSON line"), ("", "toy.jsonl:2: not a whole JSON line"), ("<<<<<<< ours", "toy.jsonl:2"),
+                       (lines[2].replace(good[2]["id"], good[0]["id"]), f"toy.jsonl:2: id is {good[0]['id']}, but the content gives {good[2]['id']}"), ("[1]", "toy.jsonl:2: the record is [1]"),
+                       (lines[2].replace("0.75", "NaN"), "toy.jsonl:2: NaN is no number"), (lines[2].replace("0.75", "-Infinity"), "-Infinity is no number"),
+                       (lines[2].replace("0.75", "1e999"), "accuracy'] is inf"), (lines[2].replace("0.75", "0.76"), "changed after it was written"),
+                       (json.dumps(make(experiment="other")), "toy.jsonl:2: experiment is 'other'"), ("[" * 10**5, "toy.jsonl:2: not a whole JSON line"),
+                       ("\xff", "toy.jsonl:2")):
+        path.write_bytes("\n".join([lines[0], text, lines[1], ""]).encode("latin1"))
+        found, faults = scan(path)
+        assert found == good[:2] and len(faults) == 1 and said in faults[0], faults
+        with pytest.raises(RecordError, match=re.escape(faults[0])):
+            read("toy", tmp_path)
+
+
+def test_a_half_written_line_is_named_and_does_not_spread(tmp_path):
+    one, two = make(seed=1), make(seed=2)
+    path = append(one, folder=tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"commit": "ab')
+    with pytest.raises(RecordError, match="toy.jsonl:2: the line has no end: it was cut off. Remedy: delete it"):
+        read("toy", tmp_path)
+    append(two, folder=tmp_path)
+    found, faults = scan(path)
+    assert found == [one, two] and len(faults) == 1 and faults[0].startswith("toy.jsonl:2: not a whole JSON line")
+
+
+def test_a_record_is_added_once_and_counts_once(tmp_path):
+    path = append(make(), folder=tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(RecordError, match="already"):
+        append(make(), folder=tmp_path)
+    assert path.read_bytes() == before
+    path.write_bytes(2 * before)                                 # as a merge may leave it
+    assert read("toy", tmp_path) == [make()] and check_results(tmp_path) == []
+
+
+def test_smoke_runs_are_no_results(tmp_path):
+    (tmp_path / "nbs" / "results").mkdir(parents=True)
+    (tmp_path / "_toc.yml").write_text("")
+    committed = tmp_path / "nbs" / "results"
+    assert results_folder("cpu", tmp_path / "nbs" / "results") == committed and results_folder("smoke", tmp_path) == tmp_path / "build" / "results"
+    smoke = make(profile="smoke")
+    with pytest.raises(RecordError, match="smoke"):
+        append(smoke, folder=committed)
+    assert not any(committed.iterdir())
+    append(smoke, folder=results_folder("smoke", tmp_path))
+    shutil.copy(tmp_path / "build" / "results" / "toy.jsonl", committed)
+    assert check_results(committed) == ["toy.jsonl:1: a smoke run is no result"]
+    with pytest.raises(RecordError, match="no clone"):
+        results_folder(start="/")
+
+
+# ---- several writers, and none left in the middle
+
+def test_concurrent_appends_keep_every_line_whole(tmp_path):
+    code = ("import sys; from pathlib import Path; from rvnnbook.lab.runs import append; from tests.records import make\n"
+            "for number in range(40): append(make(seed=int(sys.argv[2]) * 1000 + number, rule='x' * 20_000), folder=Path(sys.argv[1]))")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path, str(writer)], cwd=ROOT, env=env) for writer in range(4)]
+    assert [writer.wait() for writer in writers] == [0] * 4
+    assert sorted(record["seed"] for record in read("toy", tmp_path)) == sorted(1000 * w + n for w in range(4) for n in range(40))
+
+
+def test_a_killed_writer_leaves_whole_lines(tmp_path):
+    code = ("import sys, itertools; from pathlib import Path; from rvnnbook.lab.runs import append; from tests.records import make\n"
+            "for number in itertools.count(): append(make(seed=number, rule='x' * 50_000), folder=Path(sys.argv[1]))")
+    path = tmp_path / "toy.jsonl"
+    writer = subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    while not path.exists() or path.stat().st_size < 10 * 50_000:
+        time.sleep(0.002)
+        assert writer.poll() is None
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    seeds = [record["seed"] for record in read("toy", tmp_path)]
+    assert len(seeds) >= 10 and seeds == list(range(len(seeds)))
+
+
+def test_a_full_disk_adds_nothing(tmp_path):
+    path = append(make(seed=1), folder=tmp_path)
+    before = path.read_bytes()
+    code = ("import resource, sys; from pathlib import Path; from rvnnbook.lab.runs import append; from tests.records import make\n"
+            "size = Path(sys.argv[1], 'toy.jsonl').stat().st_size\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))\n"
+            "append(make(seed=2), folder=Path(sys.argv[1]))")
+    done = python(code, tmp_path)
+    assert done.returncode == 1 and "OSError: toy.jsonl: no room for the record; nothing was added" in done.stderr
+    assert path.read_bytes() == before
+
+
+# ---- identity and staleness
+
+def test_identity():
+    parameters = {"dim": 8, "rate": 0.1}
+    same = {identity("toy", parameters, 0), identity("toy", {"rate": 0.1, "dim": 8}, 0), identity("toy", {**parameters, "seed": 3, "profile": "cpu"}, 0)}
+    assert len(same) == 1 and re.fullmatch("[0-9a-f]{16}", *same)
+    others = [identity("boy", parameters, 0), identity("toy", parameters, 1), identity("toy", {"dim": 8, "rate": 0.2}, 0),
+              identity("toy", {"dim": 8}, 0), identity("toy", {"dim": True, "rate": 0.1}, 0), identity("toy", {"dim": "8", "rate": 0.1}, 0)]
+    assert len({*others, *same}) == 7
+
+
+SAMPLE = '''
+"A module."
+import os.path as p
+from . import x
+
+@decorated(1)
+class A(B, metaclass=C):
+    "Words."
+    a: int = 3
+    def f(self, x, /, y=1.5, *z, k=None, **w) -> dict[str, int]:
+        """More words."""
+        async def g(): await x
+        return {**w, 'a': [i for i in z if i], **{}} | {f"{x!r:>9} {z=}": lambda: (yield)}
+def h():
+    try:
+        with open("x") as f, g() as (a, b): a[1:, ...] = b if a else -2j
+    except (OSError, ValueError) as e: raise e from None
+    else: print(b"x" + rb"\\y", end="")
+    match x:
+        case {"a": [1, *rest], **others} if rest: global q; q = (w := 1_000)
+        case A(x=None) | str(): pass
+    while True: break
+'''
+
+
+def test_the_hash_of_a_source_is_the_same_for_every_python():
+    "The constant was computed with 3.11, 3.12 and 3.13; a Python that gives another would make every run look stale."
+    assert code_hash(SAMPLE) == "5f8af51ea627"
+
+
+MODULES = sorted(path for path in (ROOT / "rvnnbook").rglob("*.py") if path.stat().st_size)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "rvnnbook")))
+def test_layout_and_words_do_not_count_but_every_number_does(path):
+    source = path.read_text()
+    plain = ast.parse(source)
+    assert code_hash(ast.unparse(plain)) == code_hash(source), "comments and layout"
+    for node in ast.walk(plain):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
+            node.body[0].value.value = "Other words."
+    assert code_hash(ast.unparse(plain)) == code_hash(source), "docstrings"
+    numbers = [node for node in ast.walk(plain) if isinstance(node, ast.Constant) and type(node.value) in (int, float)]
+    for node in numbers[:: max(1, len(numbers) // 3)]:
+        node.value += 1
+        assert code_hash(ast.unparse(plain)) != code_hash(source), ast.unparse(node)
+        node.value -= 1
+
+
+def test_a_run_is_stale_when_its_code_changed_and_not_when_its_comments_did(tmp_path):
+    shutil.copytree(ROOT / "rvnnbook", tmp_path / "rvnnbook", ignore=shutil.ignore_patterns("__pycache__"))
+    modules = json.dumps(code_hashes(["rvnnbook.layers.cells", "rvnnbook.core", "rvnnbook.encoders.rvnn", "rvnnbook.registry"]))
+    def changed():
+        done = python("import json, sys, rvnnbook; assert rvnnbook.__file__.startswith(sys.argv[2])\n"
+                      "from rvnnbook.lab.runs import changed_modules; print(json.dumps(changed_modules({'modules': json.loads(sys.argv[1])})))",
+                      modules, tmp_path, cwd=tmp_path, path=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+    def edit(name, old, new):
+        path = tmp_path / "rvnnbook" / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new, 1))
+    assert changed() == []
+    edit("layers/cells.py", "import torch", "import torch   # the library\n\n# a remark\n")
+    told = ast.get_docstring(next(node for node in ast.parse((ROOT / "rvnnbook" / "core.py").read_text()).body if isinstance(node, ast.FunctionDef)))
+    edit("core.py", told, f"{told} Indeed.")                     # a docstring
+    edit("lab/tables.py", "import", "x = 1\nimport")             # not one of the run's modules
+    edit("registry.py", "ENCODERS = {", 'ENCODERS = {"later": ("rvnnbook.encoders.later", "Later", {}),')
+    assert changed() == []
+    edit("registry.py", '{"cell": "grc"}', '{"cell": "lstm"}')
+    assert changed() == ["rvnnbook.registry"]
+    edit("layers/cells.py", "import torch", "import torch\nnew = 1\n")
+    (tmp_path / "rvnnbook" / "encoders" / "rvnn.py").unlink()
+    assert changed() == ["rvnnbook.encoders.rvnn", "rvnnbook.layers.cells", "rvnnbook.registry"]
+
+
+def test_code_that_changes_while_a_run_is_going_does_not_enter_its_record(tmp_path):
+    shutil.copytree(ROOT / "rvnnbook", tmp_path / "rvnnbook", ignore=shutil.ignore_patterns("__pycache__"))
+    code = """
+import json, rvnnbook.core
+from pathlib import Path
+from rvnnbook.lab.runs import changed_modules, code_hashes, new_record
+began = code_hashes()
+import rvnnbook.layers.cells                       # loaded after the beginning: still noted
+for name in ("core", "lab/runs"):
+    path = Path(rvnnbook.core.__file__).parent / f"{name}.py"
+    path.write_text(path.read_text() + "\\nnew = 1\\n")
+record = new_record("toy", {}, profile="cpu", seed=0, modules=began, metrics={"test": {"accuracy": 1}}, rule="none", wall_s=1)
+print(json.dumps([changed_modules(record), sorted(record["modules"])]))
+"""
+    done = python(code, cwd=tmp_path, path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    changed, modules = json.loads(done.stdout)
+    assert changed == ["rvnnbook.core"] and "rvnnbook.layers.cells" in modules
+
+
+def test_what_is_loaded_is_hashed():
+    code = ("import json, rvnnbook.cli, rvnnbook.show.plots, rvnnbook.lab.runs, rvnnbook.layers.cells\n"
+            "from rvnnbook.lab.runs import loaded_modules; print(json.dumps(loaded_modules()))")
+    loaded = json.loads(python(code).stdout)
+    assert "rvnnbook.layers.cells" in loaded and not [name for name in loaded if re.search(r"cli|show|lab\\.runs|layers$", name)]
+    assert set(loaded_modules()) == set(code_hashes())
+
+
+# ---- choosing and showing
+
+def test_select_latest_best():
+    runs = [make(seed=seed, metrics={"test": {"accuracy": value, "surprise": 1 - value}}) for seed, value in enumerate((0.5, 0.75, 0.25))]
+    later = make(seed=1, recorded="2026-02-01T12:00:00Z", metrics={"test": {"accuracy": 0.125}})
+    wide = make(seed=1, parameters={"dim": 16}, metrics={"other": {"accuracy": 1}})
+    assert latest([*runs, wide, later]) == [runs[0], runs[2], wide, later]
+    assert best(runs, "test") == runs[1] == best(runs, "test", "surprise", min) and best([wide], "test") is None and best([], "test") is None
+    assert select([*runs, wide], dim=16) == [wide] and select([*runs, wide], seed=1, dim=8) == [runs[1]] and select(runs, nothing=1) == []
+    assert telling([*runs, wide]) == ["encoder", "dim", "rate", "balanced"] and telling(runs) == ["encoder"]
+
+
+def test_the_table_of_records():
+    current = code_hashes(["rvnnbook.core"])
+    fresh, stale = make(modules=current), make(seed=1, finished=False)
+    lines = results_table([fresh, stale, make(experiment="another", metrics={"test": {"surprise": 0.5}})]).splitlines()
+    assert lines[0] == "another" and "test: surprise" in lines[1] and lines[3] == "" and lines[4] == "toy"
+    assert re.split(r"\s{2,}", lines[5]) == ["profile", "encoder", "seed", "official <= 100", "official <= 100: surprise", "generated 200 to 300", "commit"]
+    assert re.split(r"\s{2,}", lines[6]) == ["cpu", "crvnn", "0", "0.75", "0.5", "0.5", "abababa, unknown"]
+    assert lines[7].endswith("stale: core; unfinished")
+    assert results_table([]) == "no records"
+    assert sittings([fresh, make(legs=[], device="a GPU")]) == ("abababa, unknown, cdcdcdc+", "a processor, a GPU")
+
+
+# ---- two branches
+
+def git(folder, *words):
+    done = subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", *words],
+                          cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_two_branches_that_add_records_merge_into_a_valid_file(tmp_path):
+    folder = tmp_path / "nbs" / "results"
+    git(tmp_path, "init", "-b", "main")
+    shutil.copy(ROOT / ".gitattributes", tmp_path)
+    def add(branch, seeds, trace=None):
+        for seed in seeds:
+            append(make(seed=seed, trace=trace and digest(trace, 12)), trace, folder)
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-m", branch)
+    add("main", [0])
+    git(tmp_path, "switch", "-c", "left")
+    add("left", [1, 2], TRACE)
+    git(tmp_path, "switch", "-c", "right", "main")
+    add("right", [3])
+    git(tmp_path, "cherry-pick", "left")                         # the same records by another way
+    add("right", [4])
+    git(tmp_path, "switch", "left")
+    add("left", [5])
+    git(tmp_path, "merge", "right", "-m", "merge")
+    assert sorted(record["seed"] for record in read("toy", folder)) == list(range(6)) and check_results(folder) == []
+
+
+# ---- the command, and what is committed
+
+def command(*words, cwd):
+    return subprocess.run([Path(sys.executable).with_name("rvnnbook"), "results", *words], cwd=cwd, capture_output=True, text=True)
+
+
+def test_the_command(tmp_path):
+    (tmp_path / "_toc.yml").write_text("")
+    folder = tmp_path / "nbs" / "results"
+    folder.mkdir(parents=True)
+    assert command(cwd=tmp_path).stdout == "no records\n" and command("--check", cwd=tmp_path).stdout == "valid records: 0\n"
+    append(make(), folder=folder)
+    append(make(experiment="another", seed=7), folder=folder)
+    shown = command(cwd=tmp_path)
+    assert shown.returncode == 0 and shown.stdout.startswith("another\n") and "\ntoy\n" in shown.stdout and not shown.stderr
+    one = command("toy", cwd=folder)
+    assert one.stdout.startswith("toy\n") and "another" not in one.stdout and "stale: core" in one.stdout
+    missing = command("boy", cwd=tmp_path)
+    assert missing.returncode == 2 and missing.stderr == "rvnnbook: no records of 'boy'; there are: another, toy\n"
+    assert command("--check", cwd=tmp_path).stdout == "valid records: 2\n"
+    for name in ("toy", "another"):
+        with open(folder / f"{name}.jsonl", "a") as file:
+            file.write("{\n")
+    done = command("--check", cwd=tmp_path)
+    assert done.returncode == 1 and not done.stdout and re.fullmatch(r"rvnnbook: another\.jsonl:2: .*\ntoy\.jsonl:2: .*\n", done.stderr)
+    done = command("toy", "--check", cwd=tmp_path)
+    assert done.returncode == 1 and "another" not in done.stderr
+    done = command("toy", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("rvnnbook: toy.jsonl:2: not a whole JSON line")
+    outside = command(cwd="/")
+    assert outside.returncode == 2 and "no clone of the book here" in outside.stderr
+
+
+def test_committed_records_are_valid_and_have_their_traces():
+    folder = ROOT / "nbs" / "results"
+    if not any(folder.glob("*.jsonl")):
+        pytest.skip("no records have been committed yet (nbs/results/*.jsonl)")
+    assert check_results(folder) == []
