@@ -24,6 +24,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("notebook")
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     run.add_argument("--profile", help="smoke, cpu or paper (default: what the notebook says)")
+    run.add_argument("--no-notebook", action="store_true",
+                     help="run only the cells that train and measure, without Jupyter")
     results = commands.add_parser("results", help="show the records of experiments")
     results.add_argument("experiment", nargs="?", help="its name (default: all)")
     results.add_argument("--check", action="store_true", help="validate every record and trace")
@@ -50,13 +52,16 @@ def obey(
     if words.command == "results":
         return results(words.experiment, words.check)
     if words.command == "run":
-        from rvnnbook.lab.rerun import ParameterError, parse_value, rerun
+        from rvnnbook.lab.rerun import ParameterError, parse_value, rerun, rerun_plainly
         given = {"profile": words.profile} if words.profile else {}
         for pair in words.parameter:
             name, equals, value = pair.partition("=")
             if not equals or not name.isidentifier():
                 raise ParameterError(f"-p takes NAME=VALUE, got {pair!r}")
             given[name] = parse_value(value)
+        if words.no_notebook:
+            rerun_plainly(Path(words.notebook), given)
+            return "done"
         return f"done: {rerun(Path(words.notebook), given)}"
     from rvnnbook.lab.book import (BookError, clean_source, find_root, make_book, pages,
                                    sources, write_if_changed)
@@ -100,6 +105,7 @@ def main(
         print(f"rvnnbook: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except ModuleNotFoundError as error:
+        extra = "train" if error.name in ("accelerate", "pytorch_optimizer", "tqdm") else "book"
         print(f"rvnnbook: this needs {error.name}, which is not installed. "
-              "Remedy: pip install 'rvnnbook[book]'", file=sys.stderr)
+              f"Remedy: pip install 'rvnnbook[{extra}]'", file=sys.stderr)
         return 1

@@ -254,18 +254,27 @@ def rerun(
     execute(Path(source), target, parameters)
     return target
 
+# %% ../../nbs/rerun.ipynb #540e5ff9
 def rerun_plainly(
     source: Path,                  # an experiment chapter
     parameters: dict,              # by name; what is not named keeps its default
 ) -> dict:                         # the names that its cells defined
     "Run the cells tagged `run` in this process: no kernel, no drawings, no executed copy."
     notebook = open_notebook(source)
-    names = {"__name__": "__main__", "run": check_parameters(notebook, parameters)}
-    for number, cell in enumerate(notebook["cells"], 1):
-        if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", []):
-            exec(compile("".join(cell["source"]), f"{source}, cell {number}", "exec"), names)
+    names = {"run": check_parameters(notebook, parameters)}
+    cells = [(number, "".join(cell["source"])) for number, cell in enumerate(notebook["cells"], 1)
+             if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", [])]
+    if not cells:
+        raise ParameterError(f"{source} has no cells tagged `run`; run it as a notebook")
+    for number, text in cells:
+        place, tree = f"{source}, cell {number}", ast.parse(text)
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, place, "exec"), names)
+        if last is not None:
+            print(eval(compile(ast.Expression(last.value), place, "eval"), names), flush=True)
     return names
 
+# %% ../../nbs/rerun.ipynb #49374015
 def parse_value(
     text: str,                     # as typed on a command line
 ):                                 # the literal it denotes, else the text itself
