@@ -56,11 +56,13 @@ def test_one_smoke_rerun(tmp_path):
     cells = json.loads(target.read_text())["cells"]
     shown = "".join("".join(o.get("data", {}).get("text/plain", "")) for c in cells for o in c.get("outputs", []))
     assert "'seed': 1" in shown and "'draws': 2000" in shown
-    assert not files(ROOT / "nbs" / "experiments")[1:], "an experiment writes nothing beside itself"
+    beside = [name for name in files(ROOT / "nbs" / "experiments") if ".ipynb_checkpoints" not in name]
+    assert beside == ["gold_trees.ipynb", "listops.ipynb"], "an experiment writes nothing beside itself"
 
 
-def test_the_smoke_profile_of_the_experiment_is_quick():
-    record = json.loads((ROOT / "build/executed/nbs/experiments/gold_trees.json").read_text())
+@pytest.mark.parametrize("name", ["gold_trees", "listops"])
+def test_the_smoke_profile_of_an_experiment_is_quick(name):
+    record = json.loads((ROOT / f"build/executed/nbs/experiments/{name}.json").read_text())
     assert sum(cell["lesson"] for cell in record["cells"]) <= 20
 
 
@@ -99,6 +101,36 @@ def test_python_dash_m_and_a_run_folder_of_ones_own(small, tmp_path):
     assert done.returncode == 0, done.stderr
     target, = (tmp_path / "elsewhere").glob("small-cpu-*.ipynb")
     assert "n is 3" in target.read_text()
+
+
+WITHOUT_JUPYTER = ("import sys\n"
+                   "for name in ('papermill', 'nbclient', 'ipykernel', 'IPython', 'matplotlib', 'ipywidgets'): sys.modules[name] = None\n"
+                   "from rvnnbook.cli import main\nsys.exit(main(sys.argv[1:]))")
+
+
+def test_the_tagged_cells_are_a_script(small, tmp_path):
+    book = json.loads(small.read_text())
+    more = notebook("import matplotlib", "stars = '*' * run.n\nstars", "half = run.n / 2", "half")["cells"]
+    for cell in more[1:]:
+        cell["metadata"]["tags"] = ["run"]
+    small.write_text(json.dumps({**book, "cells": book["cells"] + more}))
+    def plainly(*words):
+        return run("run", small, "--no-notebook", *words, cwd=tmp_path, command=(sys.executable, "-c", WITHOUT_JUPYTER))
+    done = plainly("-p", "n=5")
+    assert (done.returncode, done.stdout) == (0, "*****\n2.5\ndone\n"), done.stderr
+    assert files(tmp_path) == ["small.ipynb"]
+    refused = plainly("-p", "n=10")
+    assert refused.returncode == 2 and "n = 10 is out of range" in refused.stderr and not refused.stdout
+    small.write_text(json.dumps(book))
+    refused = plainly()
+    assert refused.returncode == 2 and "no cells tagged `run`" in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_the_listops_experiment_needs_no_jupyter(tmp_path):
+    done = run("run", ROOT / "nbs/experiments/listops.ipynb", "--no-notebook", "-p", "encoder=lstm", "-p", "first_steps=0",
+               "-p", "second_steps=0", cwd=tmp_path, command=(sys.executable, "-c", WITHOUT_JUPYTER))
+    assert done.returncode == 0 and "'accuracy': 0." in done.stdout and done.stdout.endswith("done\n"), done.stderr
+    assert files(tmp_path) == []                                        # a smoke run keeps nothing
 
 
 def test_a_notebook_that_raises_fails_in_one_line_and_keeps_the_earlier_result(small, tmp_path):

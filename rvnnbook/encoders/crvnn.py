@@ -296,8 +296,8 @@ def encode(
     "The whole of CRvNN, with a number of rounds to choose."
     def cell(left, right):
         return encoder.norm(encoder.grc(left, right))
-    budget = mask.sum(1) - 1 if budget is None else budget
     x = check_batch(x, mask, encoder.dim)
+    budget = mask.sum(1) - 1 if budget is None else budget
     framed, there, tokens = frame(x, mask, encoder.start, encoder.end)
     leaves = encoder.norm(encoder.leaf_norm(encoder.leaf(framed))).to(encoder.start.dtype)
     leaves = torch.where(there[..., None], leaves, 0)
@@ -340,7 +340,7 @@ def crvnn_literal(
     framed, there, tokens = frame(check_batch(x, mask), mask, encoder.start, encoder.end)
     leaves = encoder.norm(encoder.leaf_norm(encoder.leaf(framed)))
     states, exists = torch.where(there[..., None], leaves, 0), there.to(x.dtype)
-    lengths, everywhere = mask.sum(1), torch.arange(there.numel())
+    lengths, everywhere = mask.sum(1), torch.arange(there.numel(), device=mask.device)
     allowed = (tokens & F.pad(tokens[:, 1:], (0, 1))).to(x.dtype)
     arrived, going, taken = torch.zeros_like(exists)[..., None], lengths > 0, 0 * lengths
     for step in range(mask.shape[1]):

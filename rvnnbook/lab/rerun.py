@@ -43,26 +43,30 @@ class ParameterError(ValueError):
     "A parameter that an experiment does not know, or a value it does not take."
 
 def describe(
-    allowed,               # range, (low, high) or set
+    allowed,               # range, (low, high), set or pattern
 ) -> str:                  # in words
     "What a parameter takes, for error messages."
     if isinstance(allowed, range):
         return f"a whole number from {allowed.start} to {allowed.stop - 1}"
     if isinstance(allowed, tuple):
         return f"a number from {allowed[0]:g} to {allowed[1]:g}"
+    if isinstance(allowed, re.Pattern):
+        return f"a text of the form {allowed.pattern}"
     return "one of " + ", ".join(sorted(map(repr, allowed)))
 
 def check_value(
     name: str,             # of the parameter
     value,                 # what was given
-    allowed,               # range, (low, high) or set
+    allowed,               # range, (low, high), set or pattern
 ):                         # the value, as a float where the interval asks for one
     "Refuse a value of the wrong type or out of range."
-    kinds = {range: (int,), tuple: (int, float)}.get(type(allowed))
+    kinds = {range: (int,), tuple: (int, float), re.Pattern: (str,)}.get(type(allowed))
     if type(value) not in (kinds or {type(choice) for choice in allowed}):
         raise ParameterError(f"{name} = {value!r} is of type {type(value).__name__}; "
                              f"it takes {describe(allowed)}")
-    inside = allowed[0] <= value <= allowed[1] if isinstance(allowed, tuple) else value in allowed
+    inside = (allowed[0] <= value <= allowed[1] if isinstance(allowed, tuple)
+              else allowed.fullmatch(value) if isinstance(allowed, re.Pattern)
+              else value in allowed)
     if not inside:
         raise ParameterError(f"{name} = {value!r} is out of range; it takes {describe(allowed)}")
     return float(value) if isinstance(allowed, tuple) else value
@@ -71,7 +75,7 @@ def check_value(
 def strict(
     names: dict,                       # the notebook's globals()
     profiles: dict[str, dict],         # profile name -> settings for parameters that are None
-    **allowed,                         # parameter name -> range, (low, high) or set
+    **allowed,                         # parameter name -> what check_value takes
 ) -> SimpleNamespace:                  # all parameters, checked; None filled from the profile
     "The gate behind a parameters cell: unknown names and values out of range stop the run."
     allowed = {"profile": set(profiles), **allowed}
@@ -187,7 +191,8 @@ def execute(
                             for kind in ("staged.ipynb", "partial.ipynb", "json"))
     staged.write_text(json.dumps(strip_directives(json.loads(source.read_text()))))
     data = os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))
-    os.environ["RVNNBOOK_DATA"] = data     # absolute: the kernel runs in another folder
+    runs = os.path.abspath(os.environ.get("RVNNBOOK_RUNS", "runs"))
+    os.environ.update(RVNNBOOK_DATA=data, RVNNBOOK_RUNS=runs)    # the kernel runs in another folder
     folders, outside = [str(root), data], "build runs .venv .git .jupyter node_modules".split()
     skipped = [str(root / name) for name in outside]
     line = f"{inspect.getsource(watch)}\nwatch({str(log)!r}, {folders!r}, {skipped!r})\ndel watch"
@@ -217,20 +222,24 @@ def run_folder(
     experiment: str,               # its name
     run: SimpleNamespace,          # its checked parameters
     free: tuple[str, ...] = (),    # names of parameters that may change while the run goes on
-) -> Path:                         # a folder, which need not exist
+) -> Path | None:                  # need not exist; None in the smoke profile, which keeps nothing
     "Where a run keeps its checkpoints: it follows from the experiment and its parameters."
     fixed = {name: value for name, value in vars(run).items() if name not in free}
-    settings = json.dumps(fixed, sort_keys=True)
-    digest = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
-    folder = "build/runs" if run.profile == "smoke" else os.environ.get("RVNNBOOK_RUNS", "runs")
-    return Path(folder).resolve() / f"{experiment}-{run.profile}-{digest}"
+    runs = Path(os.environ.get("RVNNBOOK_RUNS", "runs")).resolve()
+    return None if run.profile == "smoke" else runs / _named(experiment, fixed)
+
+def _named(experiment, settings):
+    text = json.dumps(settings, sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{experiment}-{settings['profile']}-{digest}"
 
 def run_path(
     source: Path,                  # the notebook
     run: SimpleNamespace,          # its checked parameters
 ) -> Path:                         # where the executed copy goes
-    "The notebook of a run, beside its folder."
-    return run_folder(Path(source).stem, run).with_suffix(".ipynb")
+    "A file name that follows from the notebook and its parameters."
+    folder = "build/runs" if run.profile == "smoke" else os.environ.get("RVNNBOOK_RUNS", "runs")
+    return Path(folder) / f"{_named(Path(source).stem, vars(run))}.ipynb"
 
 def open_notebook(
     source: Path,                  # an experiment chapter

@@ -5,7 +5,7 @@ __all__ = ['BETTER', 'make_optimizer', 'Recipe', 'checked', 'git_state', 'machin
            'copy_of', 'Run', 'classification_loss', 'sum_gradients', 'gradient', 'TrainingError', 'step',
            'progress_bar', 'judged', 'check', 'pack', 'unpack', 'CheckpointError', 'write_synced', 'sync_folder',
            'write_checkpoint', 'read_checkpoint', 'save', 'refuse_other_settings', 'restore', 'stop_signals', 'agree',
-           'Outcome', 'train', 'evaluate_classifier', 'load_best', 'export_weights', 'load_weights']
+           'Outcome', 'train', 'evaluate_classifier', 'joined', 'load_best', 'export_weights', 'load_weights']
 
 # %% ../../nbs/train.ipynb #3f7dde58
 import hashlib
@@ -360,7 +360,7 @@ def sync_folder(
         os.fsync(opened)
         os.close(opened)
 
-
+# %% ../../nbs/train.ipynb #f90d8f74
 def write_checkpoint(
     folder: Path,        # where the run lives; made if it is not there
     step: int,           # t, steps made so far
@@ -564,6 +564,21 @@ def evaluate_classifier(
     right = torch.cat(right)
     return {"accuracy": float(right.double().mean()),
             "surprise": float(sum(surprises) / len(right))}
+
+# %% ../../nbs/train.ipynb #7b4e10ec
+def joined(
+    outcomes: list[Outcome],         # of stages that followed each other
+) -> tuple[list[dict], list[dict]]:  # history and legs of the whole
+    "Several stages as one run, its steps and seconds counted through."
+    history, legs, steps, seconds = [], [], 0, 0.0
+    for outcome in outcomes:
+        history += [{**row, "step": steps + row["step"], "seconds": seconds + row["seconds"]}
+                    for row in outcome.history]
+        legs += [{**leg, "from_step": steps + leg["from_step"], "to_step": steps + leg["to_step"]}
+                 for leg in outcome.legs]
+        steps += outcome.step
+        seconds += sum(leg["seconds"] for leg in outcome.legs)
+    return history, legs
 
 # %% ../../nbs/train.ipynb #b2da27bf
 def load_best(
