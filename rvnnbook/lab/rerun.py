@@ -43,29 +43,29 @@ class ParameterError(ValueError):
     "A parameter that an experiment does not know, or a value it does not take."
 
 def describe(
-    allowed,               # range, (low, high), set or pattern
+    allowed,               # range, (low, high), set, or a regular expression
 ) -> str:                  # in words
     "What a parameter takes, for error messages."
     if isinstance(allowed, range):
         return f"a whole number from {allowed.start} to {allowed.stop - 1}"
     if isinstance(allowed, tuple):
         return f"a number from {allowed[0]:g} to {allowed[1]:g}"
-    if isinstance(allowed, re.Pattern):
-        return f"a text of the form {allowed.pattern}"
+    if isinstance(allowed, str):
+        return f"a text of the form {allowed}"
     return "one of " + ", ".join(sorted(map(repr, allowed)))
 
 def check_value(
     name: str,             # of the parameter
     value,                 # what was given
-    allowed,               # range, (low, high), set or pattern
+    allowed,               # range, (low, high), set, or a regular expression
 ):                         # the value, as a float where the interval asks for one
     "Refuse a value of the wrong type or out of range."
-    kinds = {range: (int,), tuple: (int, float), re.Pattern: (str,)}.get(type(allowed))
+    kinds = {range: (int,), tuple: (int, float), str: (str,)}.get(type(allowed))
     if type(value) not in (kinds or {type(choice) for choice in allowed}):
         raise ParameterError(f"{name} = {value!r} is of type {type(value).__name__}; "
                              f"it takes {describe(allowed)}")
     inside = (allowed[0] <= value <= allowed[1] if isinstance(allowed, tuple)
-              else allowed.fullmatch(value) if isinstance(allowed, re.Pattern)
+              else re.fullmatch(allowed, value) if isinstance(allowed, str)
               else value in allowed)
     if not inside:
         raise ParameterError(f"{name} = {value!r} is out of range; it takes {describe(allowed)}")
