@@ -57,15 +57,20 @@ def create_encoder(
             raise ValueError(f"unknown option {option!r} for encoder {name!r}."
                              f"{_meant(option, known)} Known: {', '.join(known)}")
     tensors, about = read_weights(name, weights) if weights else ({}, {})
-    options = {**json.loads(about.get("options", "{}")), **options}
+    made = json.loads(about.get("options", "{}"))
+    options = {**made, **options}
     try:
         inspect.signature(make).bind(**fixed, **options)
     except TypeError as error:
         raise ValueError(f"encoder {name!r}: {error}") from None
     encoder = make(**fixed, **options)
-    if weights:
-        encoder.load_state_dict({key.removeprefix("encoder."): tensor for key, tensor
-                                 in tensors.items() if key.startswith("encoder.")})
+    try:
+        if weights:
+            encoder.load_state_dict({key.removeprefix("encoder."): tensor for key, tensor
+                                     in tensors.items() if key.startswith("encoder.")})
+    except RuntimeError:
+        raise ValueError(f"the weights {weights!r} do not fit {options}; "
+                         f"they were made with {made}") from None
     return encoder
 
 def _meant(word, known):

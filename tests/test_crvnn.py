@@ -430,6 +430,13 @@ def test_any_table_has_a_tree(given_):
         assert max(row) < n and played(row[:n])[1] == merged(rounds)
 
 
+def test_long_sums_are_taken_in_double_precision():
+    "Twenty-five times 0.02 is less than one half in single precision's own numbers, but not if its sums are rounded as well."
+    table = torch.tensor([[[0.02, 0.0, 0.0]]] * 24 + [[[0.02, 1.0, 0.0]]])
+    assert 25 * table[0, 0, 0].double() < 0.5
+    assert extract_trees(table, torch.ones(1, 3, dtype=torch.bool)).tolist() == [[2, 1, 0]]
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.lists(random_steps(), min_size=1, max_size=4))
 def test_certain_decisions_are_read_back(rows):

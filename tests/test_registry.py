@@ -7,9 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import rvnnbook
-from rvnnbook.registry import ENCODERS, create_encoder, list_encoders
+from rvnnbook.data.batches import Batches
+from rvnnbook.data.listops import collate, make_split
+from rvnnbook.lab.runs import read
+from rvnnbook.lab.train import evaluate_classifier
+from rvnnbook.registry import ENCODERS, create_encoder, list_encoders, read_weights
+from rvnnbook.tasks.classify import trained_classifier
 
 PACKAGE = Path(__file__).parents[1] / "rvnnbook"
 FLOORS = {"core": 1, "data": 1, "layers": 2, "encoders": 3, "registry": 4, "tasks": 4, "lab": 5, "show": 5, "cli": 6,
@@ -158,3 +164,42 @@ def test_breaches_are_noticed(name, line, said):
     sources[name] += f"\n{line}\n"
     found = breaches(sources)
     assert found == [] if said is None else len(found) >= 1 and any(text.startswith(said) for text in found)
+
+
+# ---- weights that come with the package
+
+FILES = sorted((PACKAGE / "weights").glob("*.safetensors"))
+
+
+def test_weights_are_few_and_small():
+    assert "crvnn-listops" in [path.stem for path in FILES]
+    assert all(path.stat().st_size <= 2**20 for path in FILES) and sum(path.stat().st_size for path in FILES) <= 10 * 2**20
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_weights(path):
+    name, _, task = path.stem.partition("-")
+    tensors, about = read_weights(name, task)
+    encoder, model = create_encoder(name, weights=task), trained_classifier(name, task)
+    assert model.state_dict().keys() == tensors.keys() and not model.training
+    for key, tensor in tensors.items():
+        assert tensor.isfinite().all() and torch.equal(tensor, tensor.half().float())
+        assert torch.equal(model.state_dict()[key], tensor)
+    for key, tensor in encoder.state_dict().items():
+        assert torch.equal(tensor, tensors[f"encoder.{key}"])
+    assert about["encoder"] == name and about["run"] in [record["id"] for record in read()]
+    assert "they were made with" in refused(name, weights=task, dim=encoder.dim + 2)
+    assert f"no weights 'nothing' for encoder '{name}'" in refused(name, weights="nothing")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_weights_are_those_of_the_recorded_run(path):
+    "A sample of what the record claims, measured again."
+    name, _, task = path.stem.partition("-")
+    _, about = read_weights(name, task)
+    record, = (record for record in read() if record["id"] == about["run"])
+    claimed = record["metrics"]["generated, 200 to 300 tokens"]
+    sample = make_split(500, seed=200, length=(200, 300))[:60]
+    found = evaluate_classifier(trained_classifier(name, task), Batches(sample, 20, collate))["accuracy"]
+    spread = (claimed["accuracy"] * (1 - claimed["accuracy"]) / len(sample)) ** 0.5
+    assert abs(found - claimed["accuracy"]) <= 4 * spread + 2 / len(sample)

@@ -191,7 +191,7 @@ def continuous_recursion(
     cell,                  # f, called as cell(left, right) on (M, D)
     threshold: float,      # epsilon
 ) -> tuple[tuple, list]:   # (states, exists, rounds) of all sentences; (rows, e, c) of every round
-    "Decide, compose, exist a little less, until one is left (crvnn Algorithms 1 and 2)."
+    "Decide, compose, exist a little less, until one is left (crvnn section 3.3, Algorithms 1-2)."
     rows = torch.arange(len(states), device=states.device)
     arrived, halted, rounds = torch.zeros_like(exists)[..., None], [], []
     for taken in count():

@@ -181,7 +181,7 @@ def glasses(
                      f'<rect x="{x - 8:.1f}" y="{top:.1f}" width="16" height="30" fill="none" '
                      'stroke="currentColor" stroke-opacity="0.5"/>'
                      f'<text x="{x:.1f}" y="{top + 42:.1f}" font-size="10" '
-                     f'fill="currentColor">{level:.2f}</text></g>')
+                     f'fill="currentColor">{f"{level:.2f}".lstrip("0")}</text></g>')
     return marks
 
 # %% ../../nbs/trees.ipynb #dbe8c5e7
