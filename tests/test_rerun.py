@@ -127,8 +127,8 @@ def test_the_tagged_cells_are_a_script(small, tmp_path):
 
 
 def test_the_listops_experiment_needs_no_jupyter(tmp_path):
-    done = run("run", ROOT / "nbs/experiments/listops.ipynb", "--no-notebook", "-p", "encoder=lstm", "-p", "first_steps=0",
-               "-p", "second_steps=0", cwd=tmp_path, command=(sys.executable, "-c", WITHOUT_JUPYTER))
+    done = run("run", ROOT / "nbs/experiments/listops.ipynb", "--no-notebook", "-p", "encoder=lstm", "-p", "stages=",
+               cwd=tmp_path, command=(sys.executable, "-c", WITHOUT_JUPYTER))
     assert done.returncode == 0 and "'accuracy': 0." in done.stdout and done.stdout.endswith("done\n"), done.stderr
     assert files(tmp_path) == []                                        # a smoke run keeps nothing
 

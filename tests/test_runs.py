@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab.runs import (FIELDS, LEG, POINTS, RecordError, append, best, changed_modules, check_results, code_hash, code_hashes,
-                               digest, identity, latest, loaded_modules, make_trace, read, read_trace,
+                               digest, end_to_end, identity, latest, loaded_modules, make_trace, read, read_trace,
                                results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace)
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
@@ -110,6 +111,19 @@ append(record, trace, folder / "results")
     for private in (socket.gethostname(), str(ROOT), str(Path.home()), str(tmp_path)):
         assert private not in told
     assert changed_modules(record) == []
+
+
+@given(st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=3), max_size=4))
+def test_stages_are_counted_through(stages):
+    "Steps made in each leg of each stage, against one training that made them all."
+    def outcome(*sizes):
+        stops = [sum(sizes[:count]) for count in range(len(sizes) + 1)]
+        return SimpleNamespace(legs=[{**A_LEG, "seconds": float(b - a), "from_step": a, "to_step": b} for a, b in zip(stops, stops[1:])],
+                               history=[{"step": stop, "seconds": float(stop)} for stop in stops[1:]])
+    whole = outcome(*(size for sizes in stages for size in sizes))
+    legs, history = end_to_end(outcome(*sizes) for sizes in stages)
+    assert legs == whole.legs and history == whole.history
+    validate(make(legs=legs))
 
 
 # ---- what is damaged is refused

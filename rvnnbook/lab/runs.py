@@ -4,8 +4,9 @@
 __all__ = ['NO_EFFECT', 'PROFILES', 'COMMIT', 'HASH', 'NAME', 'SECONDS', 'STEP', 'TABLE', 'FILLED', 'THREADS', 'TIME', 'TRUTH',
            'PLAIN', 'LEG', 'FIELDS', 'LIBRARIES', 'POINTS', 'HALF', 'RecordError', 'digest', 'identity', 'code_hash',
            'loaded_modules', 'code_hashes', 'validate', 'signature', 'libraries', 'peak_memory', 'new_record',
-           'make_trace', 'validate_trace', 'results_folder', 'trace_path', 'append', 'scan', 'read', 'read_trace',
-           'check_results', 'changed_modules', 'sittings', 'select', 'latest', 'best', 'telling', 'results_table']
+           'make_trace', 'validate_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'scan', 'read',
+           'read_trace', 'check_results', 'changed_modules', 'sittings', 'select', 'latest', 'best', 'telling',
+           'results_table']
 
 # %% ../../nbs/runs.ipynb #038604f1
 import ast
@@ -312,6 +313,21 @@ def validate_trace(
                 lambda v: type(v) is list and len(v) == len(steps)
                 and all(x is None or _number(x) for x in v)))
     return trace
+
+# %% ../../nbs/runs.ipynb #b9e89501
+def end_to_end(
+    stages: Iterable,                  # outcomes of lab.train.train, one after the other
+) -> tuple[list, list]:                # legs and history of the whole
+    "Legs and history of trainings that followed each other, counted through."
+    legs, history = [], []
+    for stage in stages:
+        steps = legs[-1]["to_step"] if legs else 0
+        seconds = sum(leg["seconds"] for leg in legs)
+        legs += [{**leg, "from_step": leg["from_step"] + steps, "to_step": leg["to_step"] + steps}
+                 for leg in stage.legs]
+        history += [{**row, "step": row["step"] + steps, "seconds": row["seconds"] + seconds}
+                    for row in stage.history]
+    return legs, history
 
 # %% ../../nbs/runs.ipynb #0757e072
 def results_folder(

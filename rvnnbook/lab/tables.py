@@ -212,7 +212,7 @@ def comparison(
 
 # %% ../../nbs/tables.ipynb #117af5ac
 def lines(
-    compared: Comparison,
+    compared: Comparison,  # a table and our runs
 ) -> list[list[str]]:      # cells; the first line names the columns
     "For each model the paper's line, ours and the difference."
     rows = compared.table.rows
@@ -243,7 +243,7 @@ def _shown(value, spread=None, sign=False):
 
 # %% ../../nbs/tables.ipynb #67e2529d
 def notes(
-    compared: Comparison,
+    compared: Comparison,  # a table and our runs
 ) -> list[str]:            # sentences
     "What a reader has to know about the numbers."
     table = compared.table

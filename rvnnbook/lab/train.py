@@ -5,10 +5,11 @@ __all__ = ['BETTER', 'make_optimizer', 'Recipe', 'checked', 'git_state', 'machin
            'copy_of', 'Run', 'classification_loss', 'sum_gradients', 'gradient', 'TrainingError', 'step',
            'progress_bar', 'judged', 'check', 'pack', 'unpack', 'CheckpointError', 'write_synced', 'sync_folder',
            'write_checkpoint', 'read_checkpoint', 'save', 'refuse_other_settings', 'restore', 'stop_signals', 'agree',
-           'Outcome', 'train', 'evaluate_classifier', 'joined', 'load_best', 'export_weights', 'load_weights']
+           'Outcome', 'train', 'evaluate_classifier', 'load_best', 'export_weights', 'load_weights']
 
 # %% ../../nbs/train.ipynb #3f7dde58
 import hashlib
+import importlib.resources
 import json
 import math
 import os
@@ -27,7 +28,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-import rvnnbook
 from ..data.batches import Batches, place, share
 from ..tasks.classify import surprise, verdict
 
@@ -90,7 +90,7 @@ def checked(
 # %% ../../nbs/train.ipynb #9704ec4e
 def git_state() -> dict:   # "commit": hash or None; "dirty": bool or None
     "Which commit the package is at, and whether it has been changed since; None outside git."
-    folder = Path(rvnnbook.__file__).parent
+    folder = importlib.resources.files("rvnnbook")
 
     def git(*words):
         done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True)
@@ -431,6 +431,7 @@ def save(
         state |= {"position": run.batches.state_dict(), "random": random,
                   "optimizer": pack(run.optimizer.state_dict(), tensors["optimizer"])}
         write_checkpoint(run.folder, run.step, tensors, state)
+    run.accelerator.wait_for_everyone()      # nobody looks for it before it is there
 
 # %% ../../nbs/train.ipynb #e9855b64
 def refuse_other_settings(
@@ -564,21 +565,6 @@ def evaluate_classifier(
     right = torch.cat(right)
     return {"accuracy": float(right.double().mean()),
             "surprise": float(sum(surprises) / len(right))}
-
-# %% ../../nbs/train.ipynb #7b4e10ec
-def joined(
-    outcomes: list[Outcome],         # of stages that followed each other
-) -> tuple[list[dict], list[dict]]:  # history and legs of the whole
-    "Several stages as one run, its steps and seconds counted through."
-    history, legs, steps, seconds = [], [], 0, 0.0
-    for outcome in outcomes:
-        history += [{**row, "step": steps + row["step"], "seconds": seconds + row["seconds"]}
-                    for row in outcome.history]
-        legs += [{**leg, "from_step": steps + leg["from_step"], "to_step": steps + leg["to_step"]}
-                 for leg in outcome.legs]
-        steps += outcome.step
-        seconds += sum(leg["seconds"] for leg in outcome.legs)
-    return history, legs
 
 # %% ../../nbs/train.ipynb #b2da27bf
 def load_best(
