@@ -77,6 +77,12 @@ def test_batches_of_a_stretch_do_not_overlap_in_length(count, size, seed, stretc
         assert all(len(a[-1]) <= len(b[0]) for a, b in zip(mine, mine[1:]))
 
 
+def test_short_batches_do_not_come_first():
+    "Sorted inside a stretch, but dealt in random order."
+    starts = [len(batch[0]) for batch in deal(strings(100), 5, "0", len, 20)]
+    assert starts != sorted(starts) and len(set(starts)) > 10
+
+
 def test_sorting_saves_padding():
     examples = list(unique_draws(800, seed=0))
     mean = [sum(map(padding, batches)) / len(batches) for batches in

@@ -64,16 +64,16 @@ def site_packages(tmp_path_factory):
 
 def test_the_wheel_carries_every_module_and_data_file(site_packages):
     def files(top):
-        return {str(p.relative_to(top)) for p in (top / "rvnnbook").rglob("*") if p.suffix in (".py", ".npy", ".safetensors")}
+        return {str(p.relative_to(top)) for p in (top / "rvnnbook").rglob("*") if p.suffix in (".py", ".npy", ".json", ".safetensors")}
     assert files(site_packages) == files(ROOT)
     metadata = next(site_packages.glob("*.dist-info/METADATA")).read_text()
     needed = {r for r in re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M)}
-    assert {re.split("[<>=]", r)[0] for r in needed} == {"torch", "numpy"}
+    assert {re.split("[<>=]", r)[0] for r in needed} == {"torch", "numpy", "safetensors"}
 
 
 def test_the_readme_example_runs_on_runtime_needs_alone(site_packages, tmp_path):
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
-    hidden = ("fastcore", "nbdev", "papermill", "matplotlib", "ipywidgets", "IPython", "safetensors", "yaml")
+    example = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
+    hidden = ("fastcore", "nbdev", "papermill", "matplotlib", "ipywidgets", "IPython", "accelerate", "tqdm", "yaml")
     script = tmp_path / "example.py"
     script.write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden!r}))\n" + example
                       + f"\nimport rvnnbook\nassert rvnnbook.__file__.startswith({str(site_packages)!r})")
@@ -82,6 +82,7 @@ def test_the_readme_example_runs_on_runtime_needs_alone(site_packages, tmp_path)
     assert done.returncode == 0, done.stderr
     names = re.match(r"\[(.*?)\] tensor\(\[", done.stdout)[1].replace("'", "").split(", ")
     assert {"rvnn", "tree_lstm", "lstm", "bilstm"} <= set(names) and names == sorted(names)
+    assert re.fullmatch(r"tensor\(\[9\]\) \(.*\[MAX.*\)", done.stdout.splitlines()[-1])
 
 
 def test_importing_brings_nothing_heavy():

@@ -127,7 +127,7 @@ def test_the_tagged_cells_are_a_script(small, tmp_path):
 
 
 def test_the_listops_experiment_needs_no_jupyter(tmp_path):
-    done = run("run", ROOT / "nbs/experiments/listops.ipynb", "--no-notebook", "-p", "encoder=lstm", "-p", "stages=",
+    done = run("run", ROOT / "nbs/experiments/listops.ipynb", "--no-notebook", "-p", "encoder=lstm", "-p", "stages=none",
                cwd=tmp_path, command=(sys.executable, "-c", WITHOUT_JUPYTER))
     assert done.returncode == 0 and "'accuracy': 0." in done.stdout and done.stdout.endswith("done\n"), done.stderr
     assert files(tmp_path) == []                                        # a smoke run keeps nothing

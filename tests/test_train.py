@@ -106,6 +106,21 @@ def test_a_signal_ends_the_step_writes_a_checkpoint_and_returns(number, whole, t
     assert_same_run(whole[0], tmp_path)
 
 
+def test_a_second_signal_is_taken_at_its_word(tmp_path):
+    steps = []
+
+    def loss(model, batch):
+        steps.append(1)
+        for _ in range(2 * (len(steps) == 6)):
+            signal.raise_signal(signal.SIGINT)
+        return classification_loss(model, batch)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, loss=loss)
+    assert signal.getsignal(signal.SIGINT) is before and read_checkpoint(tmp_path)[1]["step"] == 5
+
+
 def test_a_finished_run_is_not_trained_again(whole, tmp_path):
     folder, model, outcome = whole
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -162,6 +162,11 @@ def watch(
 class NotebookError(RuntimeError):
     "A notebook raised."
 
+def _make_absolute(variable, default):
+    "A kernel runs in another folder, and must find the same ones."
+    os.environ[variable] = os.path.abspath(os.environ.get(variable, default))
+    return os.environ[variable]
+
 @contextmanager
 def _silent_kernel():
     "A kernel that is shut down may complain on the terminal it inherited; cells print elsewhere."
@@ -190,10 +195,9 @@ def execute(
     staged, partial, log = (target.with_name(f".{target.name}.{kind}")
                             for kind in ("staged.ipynb", "partial.ipynb", "json"))
     staged.write_text(json.dumps(strip_directives(json.loads(source.read_text()))))
-    data = os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))
-    runs = os.path.abspath(os.environ.get("RVNNBOOK_RUNS", "runs"))
-    os.environ.update(RVNNBOOK_DATA=data, RVNNBOOK_RUNS=runs)    # the kernel runs in another folder
-    folders, outside = [str(root), data], "build runs .venv .git .jupyter node_modules".split()
+    folders = [str(root), _make_absolute("RVNNBOOK_DATA", "data")]
+    _make_absolute("RVNNBOOK_RUNS", "runs")
+    outside = "build runs .venv .git .jupyter node_modules".split()
     skipped = [str(root / name) for name in outside]
     line = f"{inspect.getsource(watch)}\nwatch({str(log)!r}, {folders!r}, {skipped!r})\ndel watch"
     failed = target.with_suffix(".failed.ipynb")
@@ -241,6 +245,7 @@ def run_path(
     folder = "build/runs" if run.profile == "smoke" else os.environ.get("RVNNBOOK_RUNS", "runs")
     return Path(folder) / f"{_named(Path(source).stem, vars(run))}.ipynb"
 
+# %% ../../nbs/rerun.ipynb #1d120353
 def open_notebook(
     source: Path,                  # an experiment chapter
 ) -> dict:                         # as JSON data
