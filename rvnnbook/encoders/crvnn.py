@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['DECISIONS', 'frame', 'look_around', 'plain_sigmoid', 'modulated_sigmoid', 'rival_sigmoid', 'check_choice', 'pick',
            'place', 'PositionScorer', 'DecisionFunction', 'continuous_recursion', 'halt_penalty', 'extract_trees',
-           'CRvNN', 'encode', 'tell', 'crvnn_literal']
+           'CRvNN', 'encode', 'tell', 'turn', 'turn_story', 'crvnn_literal']
 
 # %% ../../nbs/crvnn.ipynb #290dc1ee
 from itertools import count
@@ -261,13 +261,15 @@ class CRvNN(DecisionFunction):
         penalty: float = 0.01,            # gamma, weight of the halt penalty, >= 0
         penalty_for: str = "all",         # sentences that pay it: "all", or those "unhalted"
         shared_norm: bool = False,        # one layer norm for leaves and cell
+        root: str = "last",               # token where the root gathers, "last" or "first"
     ):
         super().__init__(dim, window, transition_dim, modulation, retriever, scorer_activation)
         check_choice("penalty_for", penalty_for, ("all", "unhalted"))
+        check_choice("root", root, ("last", "first"))
         if not 0 < threshold < 1 or penalty < 0:
             raise ValueError(f"threshold {threshold} not in (0, 1), or penalty {penalty} negative")
         self.dim, self.threshold = dim, threshold
-        self.penalty, self.penalty_for = penalty, penalty_for
+        self.penalty, self.penalty_for, self.turned = penalty, penalty_for, root == "first"
         self.start, self.end = (nn.Parameter(torch.randn(dim)) for _ in range(2))
         self.leaf, self.grc = nn.Linear(dim, dim), GRC(dim, hidden, activation, dropout)
         norm, nothing = nn.LayerNorm(dim), nn.Identity()
@@ -297,6 +299,7 @@ def encode(
     def cell(left, right):
         return encoder.norm(encoder.grc(left, right))
     x = check_batch(x, mask, encoder.dim)
+    x = turn(x, mask) if encoder.turned else x
     budget = mask.sum(1) - 1 if budget is None else budget
     framed, there, tokens = frame(x, mask, encoder.start, encoder.end)
     leaves = encoder.norm(encoder.leaf_norm(encoder.leaf(framed))).to(encoder.start.dtype)
@@ -310,6 +313,8 @@ def encode(
     if encoder.penalty_for == "unhalted":
         penalty = penalty * ((exists >= encoder.threshold).sum(1) > 1)
     found = tell(rounds, exists, taken, penalty, mask) if trace else None
+    if encoder.turned:
+        states, found = turn(states, mask), found and turn_story(found, mask)
     return Encoding(root, states, encoder.penalty * penalty.mean(), found)
 
 # %% ../../nbs/crvnn.ipynb #a6aa2a4b
@@ -328,6 +333,26 @@ def tell(
     return {"existence": torch.where(mask, existence, 0), "composition": composition,
             "trees": extract_trees(composition, mask), "rounds": taken,
             "penalty": penalty.detach()}
+
+# %% ../../nbs/crvnn.ipynb #dbc09eae
+def turn(
+    values: Tensor,        # (B, N) or (B, N, D)
+    mask: Tensor,          # (B, N) bool, True = token
+) -> Tensor:               # the same, every sentence from back to front, padding where it was
+    "Turn every sentence over."
+    places = torch.arange(mask.shape[1], device=mask.device)
+    source = torch.where(mask, mask.sum(1, keepdim=True) - 1 - places, places)
+    return values[torch.arange(len(mask), device=mask.device)[:, None], source]
+
+def turn_story(
+    story: dict,           # from tell
+    mask: Tensor,          # (B, N) bool, True = token
+) -> dict:                 # the same of the sentences as they were before they were turned
+    "Tell of every token in its own place what happened to it when sentences were turned over."
+    turned = {name: turn(story[name].movedim(0, -1), mask).movedim(-1, 0)
+              for name in ("existence", "composition")}
+    gaps = F.pad(mask[:, 1:], (0, 1))
+    return {**story, **turned, "trees": turn(story["trees"], gaps)}
 
 # %% ../../nbs/crvnn.ipynb #27d60c2a
 def crvnn_literal(
