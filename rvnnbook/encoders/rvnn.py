@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Encoding, check_batch, merge_targets
-from ..layers.cells import GRC, TreeLSTMCell
+from ..layers.cells import make_cell
 
 # %% ../../nbs/rvnn.ipynb #b328a993
 def compose_tree(
@@ -104,14 +104,9 @@ class RvNN(nn.Module):
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     ):
         super().__init__()
-        if cell not in ("grc", "lstm"):
-            raise ValueError(f"unknown cell {cell!r}; known: grc, lstm")
-        if cell == "lstm" and (hidden is not None or activation != "gelu"):
-            raise ValueError("hidden and activation belong to the GRC; "
-                             "the Tree-LSTM cell has neither")
-        self.dim, self.cell_name = dim, "grc" if cell == "grc" else "tree_lstm"
-        self.add_module(self.cell_name, GRC(dim, hidden, activation, dropout) if cell == "grc"
-                        else TreeLSTMCell(dim, dropout=dropout))
+        self.dim = dim
+        self.cell_name, made = make_cell(cell, dim, hidden, activation, dropout)
+        self.add_module(self.cell_name, made)
         self.leaf = nn.Linear(dim, self.cell.state_dim)
         self.leaf_norm = nn.LayerNorm(dim) if cell == "grc" else nn.Identity()
 
