@@ -1,0 +1,355 @@
+"Walks against the matrices of neighbor_weights: values, gradients, amounts hundreds of nats apart, memory."
+import math
+from fractions import Fraction
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from rvnnbook.layers import neighbors_linear
+from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
+from rvnnbook.layers.neighbors_linear import (BLOCK, MATRIX_UP_TO, WALKS, CoinWalk, GlassWalk, block_sums, decayed_sums,
+                                              decayed_sums_from, doubling_sums, existence_units, neighbor_walk, rows_at, takers,
+                                              unit_windows)
+
+torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
+many = settings(deadline=None, max_examples=40)
+EACH = pytest.mark.parametrize("side, retriever", list(product(("left", "right"), sorted(RETRIEVERS))))
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+quarters = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
+near_binary = st.sampled_from([0.0, 1e-9, 2.0**-40, 2.0**-24, 2.0**-20, 1 - 2.0**-24, 1 - 2.0**-20, 1.0])
+# In float64 both forms add fine fractions of one without rounding and so agree on ties; other sums that come within rounding of
+# one may be decided either way. In float32 the forms agree on any numbers: the matrix, too, adds up in float64 and then rounds.
+fine = st.integers(0, 2**40).map(lambda k: k / 2**40)
+tiny = st.sampled_from([0.0, 2.0**-40, 2.0**-30, 1 - 2.0**-30, 1.0])
+ELEMENTS = {torch.float32: st.one_of(quarters, near_binary, st.floats(0, 1, width=32)), torch.float64: st.one_of(quarters, tiny, fine)}
+
+
+def sentences(dtype):
+    kinds = st.sampled_from([quarters, tiny, st.just(0.0), st.just(1.0), ELEMENTS[dtype]])
+    rows = kinds.flatmap(lambda kind: st.lists(kind, min_size=1, max_size=80))
+    return st.lists(rows, min_size=1, max_size=3)
+
+
+def boxed(rows, dtype):
+    width = max(map(len, rows))
+    return torch.tensor([row + [0.0] * (width - len(row)) for row in rows], dtype=dtype)
+
+
+def random_values(exists, dim, seed):
+    return torch.randn(*exists.shape, dim, generator=torch.Generator().manual_seed(seed), dtype=exists.dtype)
+
+
+def answers(make, exists, values):
+    "What is found, and the gradients in existence and values of its product with fixed random numbers."
+    exists, values = exists.clone().requires_grad_(), values.clone().requires_grad_()
+    found = retrieve(make(exists), values)
+    weight = random_values(exists, values.shape[-1], 1)
+    return found.detach(), *torch.autograd.grad((found * weight).sum(), (exists, values))
+
+
+def assert_same(found, expected):
+    tolerance = 3e-6 if expected[0].dtype == torch.float32 else 1e-12
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert_close(mine, theirs, rtol=0, atol=tolerance * max(1.0, float(theirs.abs().max())))
+
+
+# ---- the theorem
+
+@DTYPES
+@EACH
+@many
+@given(st.data())
+def test_walk_is_matrix(dtype, side, retriever, data):
+    exists = boxed(data.draw(sentences(dtype)), dtype)
+    values = random_values(exists, data.draw(st.integers(1, 3)), 0)
+    assert_same(answers(lambda e: WALKS[retriever](e, side), exists, values),
+                answers(lambda e: neighbor_weights(e, side, retriever), exists, values))
+
+
+def kinds(length):
+    generator = torch.Generator().manual_seed(length)
+    u, certain = (torch.rand(2, length, generator=generator, dtype=torch.float64) for _ in range(2))
+    near = torch.where(certain < .5, 1e-9 * u, 1.0)
+    return {"soft": u, "small": u / 100, "ones": u**0, "quarters": (5 * u).floor() / 4, "near": near, "certain": near.round()}
+
+
+@DTYPES
+@EACH
+@pytest.mark.parametrize("length", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 250])
+def test_walk_is_matrix_at_length(dtype, side, retriever, length):
+    for exists in kinds(length).values():
+        exists = exists.to(dtype)
+        exists[1, length // 2 + 1:] = 0                                            # padding
+        values = random_values(exists, 2, 0)
+        assert_same(answers(lambda e: WALKS[retriever](e, side), exists, values),
+                    answers(lambda e: neighbor_weights(e, side, retriever), exists, values))
+
+
+def test_gradient_at_ties_by_hand():
+    exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]], requires_grad=True)
+    last = (GlassWalk(exists) @ torch.eye(4)[None])[0, 3]
+    found = [torch.autograd.grad(last[j], exists, retain_graph=True)[0][0].tolist() for j in range(3)]
+    assert found == [[0, -0.5, -0.5, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+
+
+@EACH
+def test_slopes(side, retriever):
+    exists = torch.rand(1, BLOCK + 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
+    values = random_values(exists, 1, 0).requires_grad_()
+    assert torch.autograd.gradcheck(lambda e, v: WALKS[retriever](e, side) @ v, (exists, values))
+    assert torch.autograd.gradcheck(lambda e, v: WALKS[retriever](e, side).expect(v), (exists, values[..., 0].detach().abs().requires_grad_()))
+    slope, = torch.autograd.grad((WALKS[retriever](exists, side) @ values).square().sum(), exists, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+@EACH
+def test_two_steps_of_one_walk(side, retriever):
+    exists = kinds(90)["quarters"].float()
+    values = random_values(exists, 3, 0)
+
+    def twice(make):
+        def both(e):
+            walk = make(e)
+
+            class Twice:
+                def __matmul__(self, v):
+                    return retrieve(walk, retrieve(walk, v)) + retrieve(walk, v)
+            return Twice()
+        return both
+
+    assert_same(answers(twice(lambda e: WALKS[retriever](e, side)), exists, values),
+                answers(twice(lambda e: neighbor_weights(e, side, retriever)), exists, values))
+
+
+@EACH
+def test_error_does_not_grow_with_length(side, retriever):
+    worst = []
+    for length in (200, 2400):
+        exists = torch.rand(1, length, generator=torch.Generator().manual_seed(0)) * .4
+        values = random_values(exists, 4, 0) + 2
+        exact = WALKS[retriever](exists.double(), side) @ values.double()
+        worst.append(float((WALKS[retriever](exists, side) @ values - exact).abs().max()))
+    assert worst[1] < 3 * worst[0] and worst[1] < 1e-5
+
+
+# ---- amounts of any size
+
+def amounts_of(exists, nats, seed=2):
+    scores = -nats * torch.rand(exists.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return scores.requires_grad_()
+
+
+@EACH
+@many
+@given(st.data())
+def test_expected_amounts_are_exact_sums(side, retriever, data):
+    exists = boxed(data.draw(sentences(torch.float64)), torch.float64)
+    amounts = amounts_of(exists, 650, data.draw(st.integers(0, 9))).exp().detach()
+    found = WALKS[retriever](exists, side).expect(amounts)
+    terms = (neighbor_weights(exists, side, retriever) * amounts[:, None, :]).tolist()
+    exact = torch.tensor([[math.fsum(row) for row in sentence] for sentence in terms], dtype=torch.float64)
+    assert_close(found, exact, rtol=1e-13, atol=0)
+
+
+@EACH
+def test_gradients_of_expected_amounts(side, retriever):
+    for length, kind in product((1, 5, 300), ("soft", "small", "quarters", "near")):
+        exists = kinds(length)[kind]
+        both = []
+        for walks in (True, False):
+            e, scores = exists.clone().requires_grad_(), amounts_of(exists, 600)
+            if walks:
+                found = WALKS[retriever](e, side).expect(scores.exp())
+            else:
+                found = (neighbor_weights(e, side, retriever) @ scores.exp()[..., None]).squeeze(-1)
+            reached = found.detach() > 0
+            loss = torch.where(reached, found, 1).log().sum()                      # gradients e^600 times as large as amounts
+            if reached.any():
+                both.append(torch.autograd.grad(loss, (e, scores)))
+        for mine, theirs in zip(*both):
+            assert mine.isfinite().all()
+            assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+@EACH
+def test_amounts_in_double_existence_in_single(side, retriever):
+    exists = kinds(70)["soft"].float().requires_grad_()
+    scores = amounts_of(exists, 600)
+    found = WALKS[retriever](exists, side).expect(scores.exp())
+    assert found.dtype == torch.float64
+    expected = (neighbor_weights(exists, side, retriever).double() @ scores.exp()[..., None]).squeeze(-1)
+    assert_close(found, expected, rtol=1e-6, atol=0)
+    found[:, 1:-1].log().sum().backward()
+    assert exists.grad.dtype == torch.float32 and scores.grad.dtype == torch.float64
+
+
+# ---- the parts
+
+@pytest.mark.parametrize("dtype, lenience", [(torch.float32, 2.0**-24), (torch.float64, 0)])
+@pytest.mark.parametrize("length", [1, 2046, 2047, 4094, 4095, 100_000])
+def test_units(dtype, lenience, length):
+    exists = torch.rand(1, length, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    units, one, _ = existence_units(exists)
+    assert units[0, :99].tolist() == [round(Fraction(e) * one) for e in exists[0, :99].tolist()]   # to the nearest unit
+    exists = torch.ones(1, length, dtype=dtype)
+    units, one, rounded = existence_units(exists)
+    assert units.dtype == torch.int64 and rounded / one == lenience
+    assert one == 2**52 if length <= 2046 else one >= 2**45
+    assert int(units.sum()) == length * one and (length + 1) * one + rounded < 2**63               # room to reach one further
+    first, stop = (unit_windows(units, one + rounded, side)[number] for number, side in enumerate(("left", "right")))
+    place = torch.arange(length)
+    assert torch.equal(first[0], (place - 1).clamp(min=0)) and torch.equal(stop[0], (place + 2).clamp(max=length))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@many
+@given(st.data())
+def test_takers_are_the_windows_from_the_other_side(side, data):
+    exists = boxed(data.draw(sentences(torch.float64)), torch.float64)
+    units, one, rounded = existence_units(exists)
+    windows = unit_windows(units, one + rounded, side)
+    place = torch.arange(exists.shape[-1])
+    taken = (windows[0][..., None] <= place) & (place < windows[1][..., None])                  # (B, walker, position)
+    first, stop = takers(*windows, side)
+    assert torch.equal(taken, (first[:, None] <= place[:, None]) & (place[:, None] < stop[:, None]))
+    assert (first[:, 1:] >= first[:, :-1]).all() and (stop[:, 1:] >= stop[:, :-1]).all() and (stop >= first).all()
+
+
+ends = st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70)).map(sorted), min_size=1, max_size=70)
+
+
+@many
+@given(ends)
+def test_sums_over_windows(windows):
+    windows = sorted(windows), sorted(windows, reverse=True)
+    length = max(70, len(windows[0]))
+    values = torch.randint(-9, 9, (2, length, 3), generator=torch.Generator().manual_seed(0)).double()
+    for order in windows:                                                          # the table of powers takes any windows
+        first, stop = ([end[k] for end in order] + [order[-1][k]] * (length - len(order)) for k in (0, 1))
+        expected = torch.stack([values[:, i:j].sum(1) for i, j in zip(first, stop)], 1)
+        first, stop = (torch.tensor([end, end]) for end in (first, stop))
+        assert torch.equal(doubling_sums(values, first, stop), expected)
+        if (first.diff() >= 0).all() and (stop.diff() >= 0).all():
+            assert torch.equal(block_sums(values, first, stop), expected)
+            assert torch.equal(block_sums(values.float(), first, stop), expected.float())
+
+
+@pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, 3 * BLOCK, BLOCK**2 + 1])
+def test_decayed_sums(length):
+    generator = torch.Generator().manual_seed(length)
+    keep = torch.rand(2, length, generator=generator, dtype=torch.float64)
+    keep[0, ::5], keep[1, ::3] = 0, 1
+    values = torch.randn(2, length, 3, generator=generator, dtype=torch.float64)
+    memory = [torch.zeros(2, 3, dtype=torch.float64)]
+    for k, v in zip(keep.unbind(1), values.unbind(1)):
+        memory.append(memory[-1] * k[:, None] + v)
+    expected = torch.stack(memory[:-1], 1)
+    assert_close(decayed_sums(keep, values), expected)
+    assert_close(decayed_sums_from("left", keep, values), expected)
+    assert_close(decayed_sums_from("right", keep.flip(1), values.flip(1)), expected.flip(1))
+
+
+def test_rows():
+    values = torch.arange(24.).view(2, 4, 3)
+    assert rows_at(values, torch.tensor([[3, 0, 3], [1, 1, 2]])).tolist() == [[[9, 10, 11], [0, 1, 2], [9, 10, 11]],
+                                                                           [[15, 16, 17], [15, 16, 17], [18, 19, 20]]]
+
+
+# ---- what it costs
+
+@EACH
+def test_nothing_kept_is_a_matrix(side, retriever):
+    length, dim, kept = 600, 8, []
+
+    def keep(tensor):
+        kept.append(tensor.untyped_storage().nbytes() // tensor.element_size())
+        return tensor
+
+    exists = torch.rand(1, length, requires_grad=True)
+    values = torch.randn(1, length, dim, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        walk = WALKS[retriever](exists, side)
+        (walk @ values).sum().backward()
+        walk.expect(values[..., 0].detach().abs())
+    assert kept and max(kept) <= (length + BLOCK) * dim
+    held = [t for value in vars(walk).values() for t in (value if isinstance(value, tuple) else [value]) if torch.is_tensor(t)]
+    assert held and max(t.numel() for t in held) <= length
+    kept.clear()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        neighbor_weights(exists, side, retriever) @ values
+    assert max(kept) >= length**2                                                  # the hooks would have seen one
+
+
+# ---- the door
+
+@EACH
+def test_forms(side, retriever):
+    exists = torch.rand(2, MATRIX_UP_TO["cpu"] + 1)
+    values = torch.randn(2, MATRIX_UP_TO["cpu"] + 1, 3)
+    weights = neighbor_weights(exists, side, retriever)
+    assert torch.equal(neighbor_walk(exists, side, retriever, "dense"), weights)
+    for form in ("linear", "auto"):
+        walk = neighbor_walk(exists, side, retriever, form)
+        assert type(walk) is WALKS[retriever]
+        assert_close(retrieve(walk, values), weights @ values, rtol=0, atol=1e-5)
+    assert torch.equal(neighbor_walk(exists[:, 1:], side, retriever), neighbor_weights(exists[:, 1:], side, retriever))
+    assert type(neighbor_walk(exists[:, 1:], side, retriever, "linear")) is WALKS[retriever]
+
+
+def test_defaults():
+    exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]])
+    assert torch.equal(neighbor_walk(exists), neighbor_weights(exists))
+    assert torch.equal(neighbor_walk(exists, form="linear") @ torch.eye(4)[None], neighbor_weights(exists))
+    assert torch.equal(CoinWalk(exists) @ torch.eye(4)[None], neighbor_weights(exists, "left", "eq6"))
+    assert WALKS.keys() == RETRIEVERS.keys()
+
+
+def test_length_is_chosen_by_device(monkeypatch):
+    monkeypatch.setitem(MATRIX_UP_TO, "cpu", 3)
+    assert torch.is_tensor(neighbor_walk(torch.rand(1, 3))) and not torch.is_tensor(neighbor_walk(torch.rand(1, 4)))
+    assert neighbors_linear.MATRIX_UP_TO["cuda"] >= 1000                           # not measured there: the matrix for long
+    elsewhere = MATRIX_UP_TO["cuda"]
+    assert torch.is_tensor(neighbor_walk(torch.rand(1, elsewhere, device="meta")))
+    assert not torch.is_tensor(neighbor_walk(torch.rand(1, elsewhere + 1, device="meta"), retriever="eq6"))
+
+
+def test_what_is_refused():
+    exists = torch.rand(2, 5)
+    for form in ("auto", "dense", "linear"):
+        with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'up'"):
+            neighbor_walk(exists, "up", form=form)
+        with pytest.raises(ValueError, match="'eq7'; known: eq5, eq6"):
+            neighbor_walk(exists, "left", "eq7", form)
+    with pytest.raises(ValueError, match="form must be 'auto', 'dense' or 'linear', got 'fast'"):
+        neighbor_walk(exists, form="fast")
+    for walk in WALKS.values():
+        with pytest.raises(ValueError, match=r"\(2, 4, 3\) do not fit existence of shape \(2, 5\)"):
+            walk(exists) @ torch.rand(2, 4, 3)
+        with pytest.raises(ValueError, match=r"\(2, 5\) do not fit existence of shape \(2, 5\)"):
+            walk(exists) @ torch.rand(2, 5)
+        with pytest.raises(ValueError, match=r"\(1, 5\) do not fit existence of shape \(2, 5\)"):
+            walk(exists).expect(torch.rand(1, 5))
+
+
+@EACH
+def test_full_precision_under_autocast(side, retriever):
+    exists, values = torch.rand(1, 300), torch.randn(1, 300, 4)
+    expected = WALKS[retriever](exists, side) @ values
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(WALKS[retriever](exists, side) @ values, expected)
+
+
+@EACH
+def test_what_is_not_a_number_is_found_not_hidden(side, retriever):
+    exists, values = torch.rand(2, 90), torch.randn(2, 90, 2)
+    exists[0, 45] = torch.nan
+    found = WALKS[retriever](exists, side) @ values
+    assert found[0].isnan().any() and found[1].isfinite().all()
+    assert (WALKS[retriever](exists[:0], side) @ values[:0]).shape == (0, 90, 2)               # and no sentence at all
