@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from rvnnbook.core import length_mask, tree_from_steps
+from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.crvnn import (
     DECISIONS,
     CRvNN,
@@ -23,10 +23,12 @@ from rvnnbook.encoders.crvnn import (
     modulated_sigmoid,
     plain_sigmoid,
     rival_sigmoid,
+    turn,
 )
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
+from rvnnbook.layers.neighbors_linear import neighbor_walk
 from rvnnbook.show.trees import soft_round_drawing
 from tests.test_core import boxed, played, random_steps
 
@@ -100,7 +102,7 @@ def slowly(encoder, x, rounds=None):
             rights.append([fetched(rights[-1], e, i, 1, kind) for i in range(n + 2)])
         u = [torch.zeros((), dtype=x.dtype)] * (n + 2)
         for i in range(1, n):
-            seen = [side[i] for side in (*lefts[:0:-1], *rights)]
+            seen = [side[i][:DIM] for side in (*lefts[:0:-1], *rights)]
             if encoder.transition:
                 came = c_before[i]
                 seen.append(came * encoder.transition["composed"] + (1 - came) * encoder.transition["not_composed"])
@@ -117,21 +119,23 @@ def slowly(encoder, x, rounds=None):
                 rivals = 0
             c[i] = u[i].exp() / (u[i].exp() + rivals + 1)
         c_before = [fetched(c, e, i, -1, kind) for i in range(n + 2)]
-        parents = [encoder.norm(encoder.grc(lefts[1][i][None], r[i][None]))[0] for i in range(n + 2)]
+        parents = [encoder.cell(lefts[1][i][None], r[i][None])[0] for i in range(n + 2)]
         r = [came * parent + (1 - came) * old for came, parent, old in zip(c_before, parents, r)]
         story.append(torch.stack(c[1:-1]))
         e = [(1 - gone) * there for gone, there in zip(c, e)]
         taken += 1
+    r = [state[:DIM] for state in r]
     return r[n], torch.stack(r[1:-1]), torch.stack(e[1:-1]), taken, story
 
 
 @pytest.mark.parametrize("modulation, retriever, options", [
     *product(DECISIONS, RETRIEVERS, [{}]), ("scores", "eq5", {"transition_dim": 0, "window": 1, "scorer_activation": "relu"}),
-    ("exponentials", "eq5", {"shared_norm": True, "window": 3, "activation": "gelu_tanh"}), ("none", "eq6", {"threshold": 0.3})])
+    ("exponentials", "eq5", {"shared_norm": True, "window": 3, "activation": "gelu_tanh"}), ("none", "eq6", {"threshold": 0.3}),
+    ("exponentials", "eq5", {"cell": "lstm"}), ("scores", "eq5", {"checkpoint": True})])
 @few
-@given(lengths, seeds, st.sampled_from([0.3, 1.0, 4.0]))
-def test_position_by_position(modulation, retriever, options, sizes, seed, factor):
-    encoder = make(seed, factor, modulation=modulation, retriever=retriever, **{"transition_dim": 2, **options})
+@given(lengths, seeds, st.sampled_from([0.3, 1.0, 4.0]), st.sampled_from(["dense", "linear"]))
+def test_position_by_position(modulation, retriever, options, sizes, seed, factor, form):
+    encoder = make(seed, factor, modulation=modulation, retriever=retriever, form=form, **{"transition_dim": 2, **options})
     x, mask = batch_of(sizes, seed, padding=1)
     x.requires_grad_()
     out = encoder(x, mask, trace=True)
@@ -200,9 +204,9 @@ def test_slopes_of_decisions(rule):
                                     [tensor.requires_grad_() for tensor in (scores, left, right)])
 
 
-@pytest.mark.parametrize("modulation", ["scores", "exponentials"])
-def test_slopes_of_the_encoder(modulation):
-    encoder = make(3, 2.0, modulation=modulation, transition_dim=2, hidden=4, window=1, penalty=0.5)
+@pytest.mark.parametrize("modulation, form", list(product(["scores", "exponentials"], ["dense", "linear"])))
+def test_slopes_of_the_encoder(modulation, form):
+    encoder = make(3, 2.0, modulation=modulation, form=form, transition_dim=2, hidden=4, window=1, penalty=0.5)
     x, mask = batch_of([4, 1, 3], 3)
     names, values = zip(*encoder.named_parameters())
 
@@ -282,9 +286,9 @@ def test_rows_decide_alone(rule):
 
 
 @quick
-@given(lengths, seeds, st.sampled_from([1.0, 100.0]), st.sampled_from(list(DECISIONS)))
-def test_single_precision_at_large_scores(sizes, seed, factor, modulation):
-    encoder = make(seed, factor, modulation=modulation).float()
+@given(lengths, seeds, st.sampled_from([1.0, 100.0, 1e4]), st.sampled_from(list(DECISIONS)), st.sampled_from(["dense", "linear"]))
+def test_single_precision_at_large_scores(sizes, seed, factor, modulation, form):
+    encoder = make(seed, factor, modulation=modulation, form=form).float()
     x, mask = batch_of(sizes, seed)
     x = x.float().requires_grad_()
     out = encoder(x, mask)
@@ -463,18 +467,175 @@ def test_a_story_can_be_drawn(sizes, seed, factor):
             assert kinds.count("glass") == 2 * n and kinds.count("parent") == int((before[:-1] >= 0.5).sum())
 
 
+# ---- other ways to the same numbers, and other numbers
+
+def same_weights(one, **options):
+    "Another encoder with the weights of the first."
+    other = CRvNN(DIM, **options).double().eval()
+    other.load_state_dict(one.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("rule", COMPETING)
+@quick
+@given(st.integers(3, 8), seeds, st.sampled_from([1.0, 30.0, 3e4]))
+@example(3, 0, 3e4)
+def test_walks_compete_as_matrices_do(rule, n, seed, height):
+    draw = torch.Generator().manual_seed(seed)
+    scores = height * torch.randn(3, n, dtype=torch.float64, generator=draw)
+    exists = torch.rand(3, n, dtype=torch.float64, generator=draw)         # no zeros: there the matrix form cuts slopes off
+    allowed = torch.rand(3, n, generator=draw) < 0.7
+    leaves = [tensor.requires_grad_() for tensor in (scores, exists)]
+    found = [rule(scores, allowed, *(neighbor_walk(exists, side, form=form) for side in ("left", "right")))
+             for form in ("dense", "linear")]
+    slopes = [slopes_of([composes], leaves) for composes in found]
+    assert all(slope.isfinite().all() for pair in slopes for slope in pair)
+    if height < 300:                       # beyond, the double-precision form lifts the lowest scores
+        close(found[:1], found[1:], 1e-9)
+        close(*slopes, 1e-7)
+
+
+@quick
+@given(lengths, seeds, st.integers(0, 2), st.sampled_from([1.0, 5.0]), st.sampled_from(["grc", "lstm"]))
+def test_the_first_token_is_the_last_of_a_sentence_turned_over(sizes, seed, padding, factor, cell):
+    last = make(seed, factor, cell=cell)
+    first = same_weights(last, cell=cell, root="first")
+    x, mask = batch_of(sizes, seed, padding)
+    one, other = first(x, mask, trace=True), last(turn(x, mask), mask, trace=True)
+    close([one.root, one.states, one.loss], [other.root, turn(other.states, mask), other.loss])
+    for name in ("existence", "composition"):
+        close(one.trace[name], [turn(row, mask) for row in other.trace[name]])
+    assert one.trace["rounds"].tolist() == other.trace["rounds"].tolist()
+
+    def mirrored(tree, n):
+        return tuple(mirrored(part, n) for part in tree[::-1]) if isinstance(tree, tuple) else n - 1 - tree
+    for n, tree, image in zip(sizes, one.trace["trees"].tolist(), other.trace["trees"].tolist()):
+        assert tree_from_steps(tree[:n]) == mirrored(tree_from_steps(image[:n]), n)
+
+
+def test_turning_twice_is_nothing():
+    x, mask = batch_of([4, 1, 6], 0, padding=2)
+    assert turn(x, mask)[0, :4].equal(x[0, :4].flip(0)) and turn(x, mask)[0, 4:].equal(x[0, 4:])
+    assert turn(turn(x, mask), mask).equal(x)
+
+
+@quick
+@given(lengths, seeds, st.sampled_from([0.0, 0.5]), st.sampled_from(["last", "first"]))
+def test_rounds_computed_twice_are_the_same_rounds(sizes, seed, dropout, root):
+    "Bit for bit, with the same units dropped."
+    x, mask = batch_of(sizes, seed)
+    found = []
+    for again in (False, True):
+        encoder = make(seed, dropout=dropout, root=root, checkpoint=again).train()
+        leaves = [x.clone().requires_grad_(), *encoder.parameters()]
+        out = encoder(leaves[0], mask)
+        found.append([out.root, *slopes_of([out.root, out.loss], leaves)])
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("structure, shape", [("left_to_right", "left"), ("balanced", "balanced")])
+@pytest.mark.parametrize("cell", ["grc", "lstm"])
+@few
+@given(sizes=lengths, seed=seeds)
+def test_without_structure_it_is_a_recursive_network(structure, shape, cell, sizes, seed):
+    encoder = make(seed, structure=structure, cell=cell)
+    x, mask = batch_of(sizes, seed, padding=1)
+    out = encoder(x, mask, trace=True)
+    for b, n in enumerate(sizes):
+        steps = simple_tree(shape, n)
+        tree = tree_from_steps(steps)
+        root = compose_tree(tree, list(encoder.leaves(x[b, :n])), lambda left, right: encoder.cell(left[None], right[None])[0])
+        close([out.root[b]], [root[:DIM]])
+        assert out.trace["trees"][b].tolist() == steps + [0] * (mask.shape[1] - n)
+    assert out.loss == 0 and batch_gap(encoder, x, mask) < 1e-9 and padding_gap(encoder, x, mask) < 1e-9
+
+
+# ---- compaction
+
+@quick
+@given(st.lists(random_steps(9), min_size=1, max_size=4), seeds)
+@example([[0]], 0)
+def test_taking_out_who_is_gone_changes_nothing(rows, seed):
+    "Where decisions are certain, a position of existence zero is met by nobody."
+    torch.manual_seed(seed)
+    cell, (trees, mask) = GRC(DIM).double(), boxed(rows)
+    x = torch.randn(*mask.shape, DIM, dtype=torch.float64)
+
+    def decide(states, exists, allowed, arrived, senders):
+        steps = states[..., -1].masked_fill(~(allowed & (exists > 0)), math.inf)
+        composes = (steps == steps.amin(1, keepdim=True)).double()
+        left = neighbor_weights(exists, "left")
+        return composes, retrieve(left, composes[..., None]), retrieve(left, states)
+
+    def cell_on_vectors(left, right):
+        return torch.cat([cell(left[:, :-1], right[:, :-1]), right[:, -1:]], -1)
+    framed, there, tokens = frame(torch.cat([x, trees[..., None].double()], -1), mask, *torch.zeros(2, DIM + 1).double())
+    setting = framed, there.double(), tokens, mask.sum(1) - 1, decide, cell_on_vectors, 0.01
+    (whole, exists, taken), rounds = continuous_recursion(*setting)
+    (states, still, again), shorter = continuous_recursion(*setting, compaction=1e-3)
+    roots = torch.arange(len(rows)), mask.sum(1)
+    close([states[roots]], [whole[roots]], 1e-12)
+    assert still.equal(exists) and again.equal(taken)
+    assert [places.shape[1] for *_, places in shorter] == [int((e > 0).sum(1).max()) for _, e, *_ in rounds]
+
+
+@quick
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), seeds, st.sampled_from([1e-6, 1e-3, 9e-3]))
+def test_who_is_taken_out_does_not_depend_on_others(sizes, seed, compaction):
+    encoder = make(seed, 5.0, compaction=compaction)
+    x, mask = batch_of(sizes, seed, padding=1)
+    assert batch_gap(encoder, x, mask) < 1e-9 and padding_gap(encoder, x, mask) < 1e-9
+
+
+@quick
+@given(lengths, seeds, st.sampled_from([1.0, 5.0]), st.sampled_from(["last", "first"]))
+def test_taking_out_who_hardly_exists_changes_little(sizes, seed, factor, root):
+    whole = make(seed, factor, root=root)
+    small = same_weights(whole, root=root, compaction=1e-10)
+    x, mask = batch_of(sizes, seed, padding=1)
+    one, other = whole(x, mask, trace=True), small(x, mask, trace=True)
+    close([one.root, one.loss], [other.root, other.loss], 1e-4)
+    close([one.trace["existence"]], [other.trace["existence"]], 1e-4)
+    assert batch_gap(small, x, mask) < 1e-9 and padding_gap(small, x, mask) < 1e-9
+
+
+def test_who_is_taken_out_is_seen_no_more():
+    "A large share of the sentence taken out: the boxes get narrower, and the numbers differ."
+    whole = make(0, 20.0)
+    small = same_weights(whole, compaction=0.009)
+    x, mask = batch_of([30, 12], 0)
+    one, other = whole(x, mask, trace=True), small(x, mask, trace=True)
+    out = other.trace["existence"] == 0
+    assert out[-1, 0].any() and not torch.equal(one.root, other.root)
+    assert (out[1:] | ~out[:-1]).all()                             # who is out stays out
+    assert one.trace["existence"][1:][out[1:] & ~out[:-1] & mask].max() < 0.5
+
+
+def test_compaction_is_refused_in_training():
+    encoder = make(0, compaction=1e-4).train()
+    x, mask = batch_of([4], 0)
+    with pytest.raises(ValueError, match="compaction=0.0001 is for inference"):
+        encoder(x, mask)
+    with torch.no_grad():
+        assert encoder(x, mask).root.equal(encoder.eval()(x, mask).root)
+    encoder.train().train_compacted = True
+    assert encoder(x, mask).root.requires_grad
+
+
 # ---- options
 
 @pytest.mark.parametrize("option, value, known", [
     ("modulation", "softmax", "scores, exponentials, none"), ("retriever", "eq7", "eq5, eq6"),
     ("scorer_activation", "tanh", "gelu, gelu_tanh, relu"), ("activation", "tanh", "gelu, gelu_tanh, relu"),
-    ("penalty_for", "some", "all, unhalted")])
+    ("penalty_for", "some", "all, unhalted"), ("form", "matrix", "auto, dense, linear"), ("cell", "gru", "grc, lstm"),
+    ("root", "middle", "last, first"), ("structure", "right", "latent, left_to_right, balanced")])
 def test_unknown_options_are_refused_by_name(option, value, known):
     with pytest.raises(ValueError, match=f"unknown {option.removeprefix('scorer_') if option == 'activation' else option} '{value}'; known: {known}"):
         CRvNN(4, **{option: value})
 
 
-@pytest.mark.parametrize("option, value", [("window", 0), ("transition_dim", -1), ("threshold", 0.0), ("threshold", 1.0), ("penalty", -0.1)])
+@pytest.mark.parametrize("option, value", [("window", 0), ("transition_dim", -1), ("threshold", 0.0), ("threshold", 1.0), ("penalty", -0.1),
+                                           ("compaction", -0.5), ("compaction", 0.01)])
 def test_numbers_out_of_range_are_refused_by_name(option, value):
     with pytest.raises(ValueError, match=f"{option}.*{value}"):
         CRvNN(4, **{option: value})
