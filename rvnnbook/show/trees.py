@@ -2,11 +2,13 @@
 
 # %% auto #0
 __all__ = ['tree_spans', 'bracket_string', 'tree_layout', 'node_mark', 'tree_marks', 'tree_svg', 'tree_drawing', 'rounds_drawing',
-           'glasses', 'soft_round_drawing']
+           'glasses', 'soft_round_drawing', 'inner_spans', 'SpanF1', 'span_f1']
 
 # %% ../../nbs/trees.ipynb #047fcb03
 import html
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # %% ../../nbs/trees.ipynb #7d70b7ad
 def tree_spans(
@@ -204,3 +206,39 @@ def soft_round_drawing(
     marks += glasses("e", exists, centres, height - 8, COLORS[0])
     marks += glasses("c", composes, centres, height + 46, COLORS[1])
     return tree_svg(marks, (width, height + 98))
+
+# %% ../../nbs/trees.ipynb #a2a520c7
+def inner_spans(
+    steps: Sequence[int],  # round in which each position is sent right, (n,) or padded
+) -> set:                  # (first, last) of n - 2 parents
+    "The spans of a tree's parents, without the one that every tree has."
+    steps = list(steps)
+    n = steps.index(0) + 1 if 0 in steps else len(steps)
+    if any(steps[n:]):
+        raise ValueError(f"after a tree's first 0 there is only padding, got {steps}")
+    return {(first, last) for first, _, last, _ in tree_spans(steps[:n])} - {(0, n - 1)}
+
+# %% ../../nbs/trees.ipynb #355db61e
+class SpanF1(NamedTuple):
+    "Unlabelled F1 of a set of trees; nan where there is no span to compare."
+    corpus: float       # of all spans together
+    sentence: float     # mean over the sentences that have a span to compare
+    each: list          # of every sentence, nan for one or two tokens
+
+def span_f1(
+    found: Sequence[Sequence[int]],  # composition steps, a row for each sentence, (n_b,) or padded
+    gold: Sequence[Sequence[int]],   # those to compare with, over the same tokens
+) -> SpanF1:
+    "How many spans two sets of trees have in common, the whole sentence and tokens left out."
+    rows = [(inner_spans(tree), inner_spans(other))
+            for tree, other in zip(found, gold, strict=True)]
+    for number, (spans, others) in enumerate(rows):
+        if len(spans) != len(others):
+            raise ValueError(f"the trees of sentence {number} have different numbers of tokens: "
+                             f"{list(found[number])} and {list(gold[number])}")
+    common = [len(spans & others) for spans, others in rows]
+    counts = [len(others) for _, others in rows]
+    each = [c / n if n else math.nan for c, n in zip(common, counts)]
+    told = [share for share in each if not math.isnan(share)]
+    if not told: return SpanF1(math.nan, math.nan, each)
+    return SpanF1(sum(common) / sum(counts), sum(told) / len(told), each)
