@@ -1,0 +1,254 @@
+"The benchmark: what is measured is what is told, forms agree, failures are told too."
+import json
+import re
+import subprocess
+import sys
+from itertools import product
+from statistics import median
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rvnnbook.cli import main
+from rvnnbook.lab.bench import (FORMS, BenchError, agreement, bench_crvnn, bench_lines, bench_record, findings, fresh, growth, known_rounds, library,
+                                literal, measure, memory_level, memory_peak, problem, products, split_name, summarize, training_step)
+from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read, validate
+
+TINY = dict(batch=1, dim=8)
+
+
+@pytest.fixture
+def clone(tmp_path):
+    "As much of a clone as a record needs."
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "_toc.yml").touch()
+    return tmp_path
+
+
+def test_the_command(clone):
+    "Four forms in four processes; the table, the lines told on the way and the record say the same."
+    words = "bench crvnn --lengths 40 --dim 8 --repeats 1 --record".split()
+    done = subprocess.run([sys.executable, "-m", "rvnnbook", *words], cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    record, = read("bench_crvnn", clone / "nbs" / "results")
+    assert check_results(clone / "nbs" / "results") == []
+    assert record["profile"] == "cpu" and record["threads"] == 1 and record["finished"]
+    assert record["parameters"] == {"lengths": "40", "batches": "1", "dim": 8, "threads": 1, "repeats": 1, "device": "cpu", "limit": 600.0,
+                                    "memory": None}
+    assert {"rvnnbook.encoders.crvnn", "rvnnbook.layers.cells", "rvnnbook.lab.bench"} <= set(record["modules"])
+    metrics = record["metrics"]
+    assert list(metrics) == [split_name(40, 1, form) for form in FORMS]
+    assert done.stderr.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
+    for form, line in zip(FORMS, done.stdout.splitlines()[3:]):
+        told = line.partition(form)[2].split() if form != "library" else line.partition("library")[2].split()
+        assert told[0] == f"{metrics[split_name(40, 1, form)]['seconds']:.3g}"
+    assert all(metrics[split_name(40, 1, form)]["root_gap"] < 1e-4 for form in FORMS[1:3])
+    for sentence in findings(metrics):
+        assert sentence in done.stdout
+
+
+def test_forms_take_turns_and_medians_are_those_of_what_was_measured():
+    asked, found = [], []
+    def one(task, limit):
+        asked.append(task)
+        found.append(measure(**task))
+        return found[-1]
+    forms = ("literal", "library", "products")
+    metrics = bench_crvnn((30, 40), (1, 2), dim=8, repeats=3, forms=forms, limit=5.0, one=one)
+    cases = [(length, batch) for batch, length in product((1, 2), (30, 40))]
+    assert [(t["length"], t["batch"], t["form"]) for t in asked] == [(*case, form) for case in cases for _ in range(3) for form in forms]
+    for case, form in product(cases, forms):
+        mine = [f for t, f in zip(asked, found) if (t["length"], t["batch"], t["form"]) == (*case, form)]
+        line = metrics[split_name(*case, form)]
+        seconds = [f["seconds"] for f in mine]
+        assert (line["seconds"], line["fastest_s"], line["slowest_s"], line["count"]) == (median(seconds), min(seconds), max(seconds), 3)
+        if form != "products":
+            assert line["memory_mb"] == median(f["memory_mb"] for f in mine)
+            assert line["rounds"] == sum(mine[0]["rounds"]) / case[1]
+    for place, task in enumerate(asked):
+        if task["form"] == "products":
+            assert task["rounds"] == found[place - 1]["rounds"] and len(task["rounds"]) == task["batch"]
+
+
+@pytest.mark.parametrize("length, batch, dim", [(30, 1, 8), (40, 3, 16), (150, 2, 4)])
+def test_all_forms_compute_the_same(length, batch, dim):
+    found = {form: measure(form, length, batch, dim, threads=torch.get_num_threads()) for form in FORMS[:3]}
+    for form in FORMS[1:3]:
+        assert found[form]["rounds"] == found["literal"]["rounds"] and len(found[form]["rounds"]) == batch
+        for name in ("root", "gradient"):
+            wanted = torch.tensor(found["literal"][name])
+            assert wanted.abs().max() > 1e-2
+            torch.testing.assert_close(torch.tensor(found[form][name]), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+    line = summarize({form: [found[form]] for form in FORMS[:2]})["library"]
+    differences = [(torch.tensor(found["library"][n], dtype=torch.double) - torch.tensor(found["literal"][n], dtype=torch.double)).abs().max()
+                   / torch.tensor(found["literal"][n], dtype=torch.double).abs().max() for n in ("root", "gradient")]
+    assert [line["root_gap"], line["gradient_gap"]] == pytest.approx([float(d) for d in differences], rel=1e-12, abs=0)
+
+
+def test_a_step_is_the_gradient_of_direction_and_penalty():
+    encoder, x, mask, direction = problem(30, 2, 8)
+    encoder.penalty = 10.0
+    out = encoder(x, mask)
+    wanted = torch.autograd.grad((out.root * direction).sum() + out.loss, encoder.leaf.bias)[0]
+    alone = torch.autograd.grad((encoder(x, mask).root * direction).sum(), encoder.leaf.bias)[0]
+    for form in (literal, library):
+        training_step(form, encoder, x, mask, direction)
+        training_step(form, encoder, x, mask, direction)              # gradients do not add up
+        torch.testing.assert_close(encoder.leaf.bias.grad, wanted, rtol=1e-4, atol=1e-5)
+        assert (wanted - alone).abs().max() > 0.01
+
+
+class Count(TorchDispatchMode):
+    "Operations of the plain matrix products."
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_"):
+            left, right = [a for a in args if torch.is_tensor(a)][-2:]
+            self.total += 2 * left.shape[0] * left.shape[1] * right.shape[1]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rounds", [[3], [2, 5, 5]])
+def test_the_products_are_those_of_cell_and_scorer(rounds):
+    work = products(problem(20, len(rounds), 8)[0], 20, rounds)
+    with Count() as count:
+        work()
+    cell, scorer = 16 * 32 + 32 * 32, (5 * 8 + 64) * 8 + 8
+    assert count.total == 3 * 2 * 19 * sum(rounds) * (cell + scorer)
+
+
+def test_the_products_are_measured_for_the_rounds_of_the_library():
+    assert known_rounds({"literal": [{"rounds": [5]}], "library": [{"rounds": [4]}]}) == [4]
+    with Count() as count:
+        measure("products", length=20, batch=2, dim=8, rounds=[40, 30])
+    one = 3 * 2 * (16 * 32 + 32 * 32 + (5 * 8 + 64) * 8 + 8)           # a position, a round
+    assert count.total == one * (19 * 70 + 7)                          # seven positions and one round of eight tokens go first
+
+
+def test_no_form_has_fewer_products_than_the_floor():
+    encoder, x, mask, direction = problem(60, 1, 16)
+    counts = {}
+    for form in (literal, library):
+        with Count() as count:
+            training_step(form, encoder, x, mask, direction)
+        counts[form] = count.total
+    rounds = encoder(x, mask, trace=True).trace["rounds"].tolist()
+    with Count() as count:
+        products(encoder, 60, rounds)()
+    assert count.total <= counts[library] < 1.2 * count.total and counts[library] < counts[literal] < 1.4 * count.total
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux forgets a peak")
+def test_the_peak_is_of_memory_in_use_and_begins_anew():
+    grown = []
+    for make, megabytes in ((torch.ones, 200), (torch.ones, 50), (torch.empty, 400)):      # what is asked for and not used has no pages
+        level = memory_level("cpu")
+        make(megabytes * 250_000)
+        grown.append(memory_peak("cpu") - level)
+    assert grown == pytest.approx([200, 50, 0], abs=10)
+
+
+# ---- in processes of their own
+
+def test_a_process_counts_its_own_memory_and_not_its_parents():
+    ballast = torch.ones(100_000_000)                                  # 400 MB
+    found = fresh(dict(form="literal", length=500, batch=1, dim=2))
+    del ballast
+    rounds, matrix = found["rounds"][0], 500 * 500 * 4 / 1e6
+    assert 4 * rounds * matrix < found["memory_mb"] < 40 * rounds * matrix       # that is 16 to 160 MB for 16 rounds
+    assert found["seconds"] > 0
+
+
+def test_the_checkpointed_form_keeps_less():
+    kept = {form: fresh(dict(form=form, length=300, batch=1, dim=32))["memory_mb"] for form in FORMS[1:3]}
+    assert kept["library, checkpointed"] < 0.7 * kept["library"]
+
+
+def test_what_fails_is_told(tmp_path):
+    "Too little memory for a step, then no rounds for the products."
+    told = []
+    metrics = bench_crvnn((1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), tell=told.append)
+    assert metrics == {"n = 1000, batch 1, literal": {"out_of_memory": 1}, "n = 1000, batch 1, products": {"rounds_unknown": 1}}
+    assert told == ["n = 1000, batch 1, literal: out of memory", "n = 1000, batch 1, products: rounds unknown"]      # and not tried again
+    assert [line[:3] for line in bench_lines(metrics)[2:]] == [["n = 1000, batch 1", "literal", "out of memory"], ["", "products", "rounds unknown"]]
+    assert findings(metrics) == []
+    settings = dict(lengths=[1000], batches=[1], dim=2, threads=1, repeats=2, device="cpu", memory=20)
+    record = bench_record(metrics, settings, code_hashes(), 2.5)
+    append(record, folder=tmp_path)
+    assert read("bench_crvnn", tmp_path) == [record] and record["metrics"] == metrics and record["wall_s"] == 2.5
+
+
+def test_what_takes_too_long_is_told():
+    assert fresh(dict(form="literal", length=1000, **TINY), limit=0.2) == {"failed": {"over_limit_s": 0.2}}
+
+
+def test_what_is_wrong_otherwise_stops_everything():
+    with pytest.raises(BenchError, match="literal, n = 20: RuntimeError: .*abacus"):
+        fresh(dict(form="literal", length=20, device="abacus", **TINY))
+
+
+# ---- words and numbers
+
+@pytest.mark.parametrize("words, said", [
+    ("--lengths 1", "lengths must be whole numbers from 2, each once, got 1"),
+    ("--lengths 20 20", "lengths must be whole numbers from 2, each once, got 20 20"),
+    ("--batches 0", "batches must be whole numbers from 1"), ("--dim 0", "dim must be"), ("--threads 0", "threads must be"),
+    ("--repeats -1", "repeats must be"), ("--memory -5", "memory must be"), ("--limit 0", "limit must be a positive number of seconds, got 0.0"),
+    ("--limit nan", "limit must be"), ("--record", "there is no clone of the book here")])
+def test_a_refused_request_is_one_line(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "crvnn", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and err.count("\n") == 1 and not out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_no_measurement(capsys):
+    assert main(["bench", "crvnn", "--device", "cuda"]) == 2
+    assert "device must be cpu, or cuda where PyTorch finds one" in capsys.readouterr().err
+
+
+def made(**seconds_by_form):
+    "Metrics as if 100 and 400 tokens had been measured."
+    return {split_name(n, 1, form): {"seconds": s, "fastest_s": s, "slowest_s": s, "count": 1, "memory_mb": 10 * s}
+            for form, pair in seconds_by_form.items() for n, s in zip((100, 400), pair)}
+
+
+def test_sentences_follow_the_numbers():
+    slower = findings(made(literal=(1.0, 2.0), library=(1.0, 8.0), products=(0.5, 0.5)))
+    faster = findings(made(literal=(1.0, 8.0), library=(1.0, 2.0), products=(0.5, 0.5)))
+    assert slower[0] == ("n = 400, batch 1, library: 4 times the literal form's time, 4 times the literal form's memory, "
+                         "16 times the time of the products alone.")
+    assert faster[0].startswith("n = 400, batch 1, library: 0.25 times the literal form's time, 0.25 times")
+    assert "time grows like n^0.5 (literal), n^1.5 (library), n^0.0 (products)" in slower[1]
+    assert "time grows like n^1.5 (literal), n^0.5 (library), n^0.0 (products)" in faster[1]
+    assert agreement({"n = 9, batch 1, library": {"root_gap": 1e-7, "gradient_gap": 2e-3}})[0].startswith("BEWARE: the forms differ by 2e-03")
+    assert "agree with the literal form's to 3e-04" in agreement({"n = 9, batch 1, library": {"root_gap": 3e-4, "gradient_gap": 1e-7}})[0]
+
+
+def test_the_table_divides_what_stands_in_it():
+    lines = bench_lines(made(literal=(1.0, 8.0), library=(1.0, 2.0), products=(0.5, 0.25)))
+    assert [len(line) for line in lines] == [12] * 8 and [line[0] for line in lines[2:]] == ["n = 100, batch 1", "", "", "n = 400, batch 1", "", ""]
+    assert lines[6] == ["", "library", "2", "2", "2", "20", "0.25", "0.25", "8", "–", "–", "–"]
+    assert bench_lines(made(literal=(150.0, 1234.0)))[3][:6] == ["n = 400, batch 1", "literal", "1234", "1234", "1234", "12340"]
+    alone = bench_lines({name: line for name, line in made(library=(1.0, 2.0)).items()})
+    assert alone[3][6:9] == ["–"] * 3                                   # no ratio to what was not measured
+
+
+@given(st.floats(-1, 4), st.floats(1e-3, 1e3), st.lists(st.integers(2, 5000), min_size=2, max_size=5, unique=True))
+def test_growth_of_a_power(power, scale, lengths):
+    assert growth({n: scale * n ** power for n in lengths}) == pytest.approx(power, abs=1e-6)
+
+
+def test_a_record_that_was_changed_is_refused():
+    settings = dict(lengths=[100, 400], batches=[1], dim=8, threads=1, repeats=1, device="cpu", memory=None)
+    record = bench_record(made(literal=(1.0, 2.0)), settings, code_hashes(), 1.0)
+    assert validate(json.loads(json.dumps(record))) == record and record["parameters"]["lengths"] == "100 400"
+    with pytest.raises(RecordError, match="changed after it was written"):
+        validate(json.loads(json.dumps(record).replace('"seconds": 2.0', '"seconds": 1.5')))
+    leg, = record["legs"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*\+00:00", leg["started"]) and leg["to_step"] == 0 and leg["threads"] == 1
