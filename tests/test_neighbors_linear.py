@@ -241,6 +241,13 @@ def test_sums_over_windows(windows):
             assert torch.equal(block_sums(values.float(), first, stop), expected.float())
 
 
+@pytest.mark.parametrize("length", [1, 2, BLOCK, 2 * BLOCK])
+def test_sum_over_everything(length):
+    values, first, stop = torch.ones(1, length, 1), torch.zeros(1, length, dtype=torch.int64), torch.full((1, length), length)
+    for sums in (block_sums, doubling_sums):
+        assert (sums(values, first, stop) == length).all()
+
+
 @pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, 3 * BLOCK, BLOCK**2 + 1])
 def test_decayed_sums(length):
     generator = torch.Generator().manual_seed(length)
