@@ -193,12 +193,13 @@ def soft_round_drawing(
     exists: Sequence[float],     # e before the round, (n,) in [0, 1]
     composes: Sequence[float],   # c in the round, (n,) in [0, 1]
     before: Sequence[float],     # sum of c over the rounds before, (n,)
+    root: str = "last",          # where the root gathers; "first": positions are sent to the left
 ) -> str:                        # an `<svg>` element
     "Draw a round in which positions compose a little, below the tree that they have made."
     from rvnnbook.show.plots import COLORS
     steps, tokens = list(steps)[:len(tokens)], [str(token) for token in tokens]
-    sums = {(first, last): (before[sender], before[sender] + composes[sender])
-            for first, sender, last, _ in tree_spans(steps)}
+    sums = {(first, last): (before[at], before[at] + composes[at])
+            for first, sender, last, _ in tree_spans(steps) for at in [sender + (root == "first")]}
     drawn = {span for span, (_, after) in sums.items() if after >= 0.5}
     new = [span for span in drawn if sums[span][0] < 0.5]
     marks, places, (width, height) = tree_marks(steps, tokens, drawn, {}, new)
