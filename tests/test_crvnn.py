@@ -580,9 +580,9 @@ def test_taking_out_who_is_gone_changes_nothing(rows, seed):
 
 
 @quick
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), seeds, st.sampled_from([1e-6, 1e-3, 9e-3]))
-def test_who_is_taken_out_does_not_depend_on_others(sizes, seed, compaction):
-    encoder = make(seed, 5.0, compaction=compaction)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), seeds, st.sampled_from([1e-6, 1e-3, 9e-3]), st.integers(2, 3))
+def test_who_is_taken_out_does_not_depend_on_others(sizes, seed, compaction, window):
+    encoder = make(seed, 5.0, compaction=compaction, window=window)
     x, mask = batch_of(sizes, seed, padding=1)
     assert batch_gap(encoder, x, mask) < 1e-9 and padding_gap(encoder, x, mask) < 1e-9
 

@@ -107,11 +107,11 @@ def rival_sigmoid_walked(
     spread: float = 300.,  # nats; scores further below the sentence's greatest are lifted
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "The same in double precision, with the greatest score of a whole sentence, for walks."
-    top = scores.double().masked_fill(~allowed, 0).amax(1, keepdim=True).clamp(min=0).detach()
+    top = scores.double().masked_fill(~allowed, 0).amax(1, keepdim=True).detach()
     mine = torch.where(allowed, (scores - top).clamp(-spread, 0).exp(), 0)
-    none = (-top).clamp(min=-spread).exp()
-    return (mine / (mine + none + left.expect(mine) + right.expect(mine))).to(scores.dtype)
+    return (mine / (mine + (-top).exp() + left.expect(mine) + right.expect(mine))).to(scores.dtype)
 
+# %% ../../nbs/crvnn.ipynb #357eac4b
 DECISIONS = {"scores": modulated_sigmoid, "exponentials": rival_sigmoid, "none": plain_sigmoid}
 
 def check_choice(
