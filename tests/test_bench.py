@@ -1,5 +1,6 @@
 "The benchmark: what is measured is what is told, forms agree, failures are told too."
 import json
+import math
 import re
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.cli import main
-from rvnnbook.lab.bench import (FORMS, BenchError, agreement, bench_crvnn, bench_lines, bench_record, findings, fresh, growth, known_rounds, library,
+from rvnnbook.lab import bench as module
+from rvnnbook.lab.bench import (FORMS, BenchError, agreement, bench, bench_crvnn, completed, bench_lines, bench_record, findings, fresh, growth, known_rounds, library,
                                 literal, measure, memory_level, memory_peak, problem, products, split_name, summarize, training_step)
 from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read, validate
 
@@ -37,7 +39,7 @@ def test_the_command(clone):
     assert check_results(clone / "nbs" / "results") == []
     assert record["profile"] == "cpu" and record["threads"] == 1 and record["finished"]
     assert record["parameters"] == {"lengths": "40", "batches": "1", "dim": 8, "threads": 1, "repeats": 1, "device": "cpu", "limit": 600.0,
-                                    "memory": None}
+                                    "memory": None, "forms": "literal; library; library, checkpointed; products"}
     assert {"rvnnbook.encoders.crvnn", "rvnnbook.layers.cells", "rvnnbook.lab.bench"} <= set(record["modules"])
     metrics = record["metrics"]
     assert list(metrics) == [split_name(40, 1, form) for form in FORMS]
@@ -175,7 +177,7 @@ def test_what_fails_is_told(tmp_path):
     assert metrics == {"n = 1000, batch 1, literal": {"out_of_memory": 1}, "n = 1000, batch 1, products": {"rounds_unknown": 1}}
     assert told == ["n = 1000, batch 1, literal: out of memory", "n = 1000, batch 1, products: rounds unknown"]      # and not tried again
     assert [line[:3] for line in bench_lines(metrics)[2:]] == [["n = 1000, batch 1", "literal", "out of memory"], ["", "products", "rounds unknown"]]
-    assert findings(metrics) == []
+    assert findings(metrics) == ["Without a result: n = 1000, batch 1, literal (out of memory); n = 1000, batch 1, products (rounds unknown)."]
     settings = dict(lengths=[1000], batches=[1], dim=2, threads=1, repeats=2, device="cpu", memory=20)
     record = bench_record(metrics, settings, code_hashes(), 2.5)
     append(record, folder=tmp_path)
@@ -228,6 +230,114 @@ def test_sentences_follow_the_numbers():
     assert "time grows like n^1.5 (literal), n^0.5 (library), n^0.0 (products)" in faster[1]
     assert agreement({"n = 9, batch 1, library": {"root_gap": 1e-7, "gradient_gap": 2e-3}})[0].startswith("BEWARE: the forms differ by 2e-03")
     assert "agree with the literal form's to 3e-04" in agreement({"n = 9, batch 1, library": {"root_gap": 3e-4, "gradient_gap": 1e-7}})[0]
+
+
+def lines(**pairs_by_form):
+    "Metrics of chosen lengths: form -> (length, seconds or what failed), ..."
+    return {split_name(n, 1, form.replace("_", ", ")): s if isinstance(s, dict) else {"seconds": s}
+            for form, pairs in pairs_by_form.items() for n, s in pairs}
+
+
+def test_every_sentence_names_its_lengths():
+    "The literal form fails where the library goes on."
+    metrics = lines(literal=[(500, 1.0), (1000, 4.0), (2000, {"out_of_memory": 1})], library=[(500, 1.0), (1000, 2.0), (2000, 16.0)],
+                    library_checkpointed=[(500, 2.0), (1000, {"over_limit_s": 60.0}), (2000, {"over_limit_s": 60.0})],
+                    products=[(1000, 1.0), (2000, 2.0)])
+    assert findings(metrics) == [
+        "n = 1000, batch 1, library: 0.5 times the literal form's time.",
+        "n = 2000, batch 1, library: 8 times the time of the products alone.",
+        "n = 500, batch 1, library, checkpointed: 2 times the literal form's time.",
+        "Between n = 500 and n = 1000, batch 1, time grows like n^2.0 (literal).",
+        "Between n = 1000 and n = 2000, batch 1, time grows like n^3.0 (library), n^1.0 (products).",
+        "Without a result: n = 2000, batch 1, literal (out of memory); n = 1000, batch 1, library, checkpointed (over 60 s); "
+        "n = 2000, batch 1, library, checkpointed (over 60 s)."]
+
+
+@pytest.mark.parametrize("gaps", [(math.nan, 1e-7), (1e-7, math.nan), (1e-7, 2e-3), (math.inf, 1e-7)])
+def test_a_gap_that_is_large_or_no_number_is_told(gaps):
+    names = "root_gap", "gradient_gap"
+    good = {"n = 9, batch 1, library": dict.fromkeys(names, 1e-6)}
+    bad = {"n = 99, batch 1, library": dict(zip(names, gaps))}
+    for metrics in (good | bad, bad | good):
+        said, = agreement(metrics)
+        assert said.startswith("BEWARE") and f"{max(gaps, key=lambda g: 9 if math.isnan(g) else g):.0e} of" in said
+        assert "n = 99, batch 1, library" in said and "n = 9," not in said
+    said, = agreement(good)
+    assert not said.startswith("BEWARE") and said.endswith("to 1e-06 of their largest entry, compared at n = 9, batch 1, library.")
+
+
+@pytest.mark.parametrize("settings, said", [
+    (dict(lengths=(20, 2.5)), "lengths must be whole numbers from 2, each once, got 20 2.5"), (dict(lengths=20), "lengths must be .* got 20"),
+    (dict(lengths="20 30"), "lengths must be .* got '20 30'"), (dict(lengths=()), "lengths must be"), (dict(lengths=(True, 20)), "lengths must be"),
+    (dict(batches=(1.0,)), "batches must be"), (dict(dim=8.5), "dim must be"), (dict(repeats="3"), "repeats must be"),
+    (dict(memory=0), "memory must be whole numbers from 1, each once, got 0"), (dict(memory=2.5), "memory must be"),
+    (dict(forms=("literal", "libary")), "forms must be some of .* got .*libary"), (dict(forms="library"), "forms must be"),
+    (dict(forms=()), "forms must be"), (dict(forms=("library", "library")), "forms must be"), (dict(limit="60"), "limit must be"),
+    (dict(limit=math.inf), "limit must be"), (dict(length=20), "unknown settings length; known: lengths, batches"), (dict(one=measure), "unknown settings one")])
+def test_what_cannot_be_measured_is_refused_first(settings, said):
+    told = []
+    with pytest.raises(ValueError, match=said):
+        bench({"lengths": (20,), "dim": 8, "repeats": 1} | settings, tell=told.append)
+    assert told == []
+    with pytest.raises(ValueError, match="lengths must be given"):
+        bench({"dim": 8}, tell=told.append)
+
+
+def test_no_limit_of_memory_where_there_is_no_way_to_set_one(tmp_path, monkeypatch):
+    fine = completed({"lengths": (20,), "memory": 50})
+    assert fine["memory"] == 50 and fine["device"] == "cpu" and fine["repeats"] == 3 and fine["forms"] == FORMS
+    monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.strip("/"))            # as on a system without /proc
+    with pytest.raises(ValueError, match="on Linux only"):
+        completed({"lengths": (20,), "memory": 50})
+    assert completed({"lengths": (20,)})["memory"] is None
+
+
+def test_an_unknown_form_is_not_measured_as_another():
+    with pytest.raises(ValueError, match="form must be one of .* got 'libary'"):
+        measure("libary", length=20, **TINY)
+
+
+def test_only_lengths_need_be_given(clone, monkeypatch):
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(module.bench_crvnn, "__kwdefaults__", module.bench_crvnn.__kwdefaults__ | {"one": lambda task, limit: measure(**task)})
+    metrics = bench({"lengths": (20,), "forms": ("products", "library")}, "cpu")
+    record, = read("bench_crvnn", clone / "nbs" / "results")
+    assert record["metrics"] == metrics and list(metrics) == ["n = 20, batch 1, library", "n = 20, batch 1, products"]   # the rounds come first
+    assert record["parameters"] == {"lengths": "20", "batches": "1", "dim": 128, "threads": 1, "repeats": 3, "device": "cpu", "limit": 600.0,
+                                    "memory": None, "forms": "products; library"}
+
+
+@pytest.mark.parametrize("error", [BenchError("broken"), KeyboardInterrupt()])
+def test_what_was_measured_outlives_what_breaks(error, clone, monkeypatch, capsys):
+    def breaks(task, limit):
+        if task["form"] == "products":
+            raise error
+        return measure(**task)
+    kept = {}
+    with pytest.raises(type(error)):
+        bench_crvnn((20,), dim=8, one=breaks, into=kept)
+    assert list(kept) == [split_name(20, 1, form) for form in FORMS[:3]] and all(line["seconds"] > 0 for line in kept.values())
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(module.bench_crvnn, "__kwdefaults__", module.bench_crvnn.__kwdefaults__ | {"one": breaks})
+    told = []
+    with pytest.raises(type(error)):
+        bench({"lengths": (20,), "dim": 8}, "cpu", told.append)
+    shown = capsys.readouterr().err
+    assert len(told) == 3 and all(line.split()[-2] in shown for line in told) and "not recorded" in shown
+    assert read("bench_crvnn", clone / "nbs" / "results") == []
+
+
+def test_what_cannot_be_recorded_is_shown(clone, monkeypatch, capsys):
+    "A gap that is no number has no place in a record."
+    def wrong(task, limit):
+        found = measure(**task)
+        return found | {"root": [[math.nan] * 8]} if task["form"] == "library" else found
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(module.bench_crvnn, "__kwdefaults__", module.bench_crvnn.__kwdefaults__ | {"one": wrong})
+    with pytest.raises(ValueError):
+        bench({"lengths": (20,), "dim": 8, "repeats": 1, "forms": FORMS[:2]}, "cpu")
+    shown = capsys.readouterr().err
+    assert "BEWARE: the forms differ by nan" in shown and "n = 20, batch 1" in shown
 
 
 def test_the_table_divides_what_stands_in_it():

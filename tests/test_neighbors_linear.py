@@ -91,6 +91,32 @@ def test_walk_is_matrix_at_length(dtype, side, retriever, length):
                     answers(lambda e: neighbor_weights(e, side, retriever), exists, values))
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("tenths", [1, 2, 10 / 3, "random"])
+def test_tenths(side, tenths):
+    "Sums that are one but for rounding: values and slopes in values agree; slopes in existence do in float32, and need not in float64."
+    generator = torch.Generator().manual_seed(0)
+    tenths = torch.randint(0, 11, (80,), generator=generator).tolist() if tenths == "random" else [tenths] * 40
+    for dtype in (torch.float32, torch.float64):
+        exists = (torch.tensor([tenths], dtype=torch.float64) / 10).to(dtype)
+        found, to_exists, to_values = answers(lambda e: GlassWalk(e, side), exists, values := random_values(exists, 3, 0))
+        dense, dense_to_exists, dense_to_values = answers(lambda e: neighbor_weights(e, side), exists, values)
+        assert_same((found, to_values), (dense, dense_to_values))
+        if dtype == torch.float32:
+            assert_same((to_exists,), (dense_to_exists,))
+        elif len(tenths) == 40:
+            assert (to_exists - dense_to_exists).abs().max() > 0.1                             # as long as this holds, the chapter must say so
+
+
+def test_small_existence_crosses_many_blocks():
+    for side in ("left", "right"):
+        exists = 0.02 * torch.rand(2, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        values = random_values(exists, 3, 0)
+        first, stop = GlassWalk(exists, side).window
+        assert (stop - first).max() > 2 * BLOCK
+        assert_same(answers(lambda e: GlassWalk(e, side), exists, values), answers(lambda e: neighbor_weights(e, side), exists, values))
+
+
 def test_gradient_at_ties_by_hand():
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]], requires_grad=True)
     last = (GlassWalk(exists) @ torch.eye(4)[None])[0, 3]

@@ -4,9 +4,11 @@
 __all__ = ['FORMS', 'SMALL', 'NO_ROOM', 'ANSWER', 'problem', 'literal', 'library', 'training_step', 'products', 'memory_level',
            'memory_peak', 'clock', 'limit_growth', 'measure', 'BenchError', 'answer', 'fresh', 'check_settings',
            'known_rounds', 'split_name', 'told', 'bench_crvnn', 'gap', 'summarize', 'by_length', 'cases', 'ratio',
-           'bench_lines', 'growth', 'agreement', 'findings', 'bench_record', 'bench']
+           'bench_lines', 'last_two', 'growth', 'agreement', 'beside', 'grown', 'findings', 'completed', 'bench_record',
+           'bench']
 
 # %% ../../nbs/bench.ipynb #e34a5204
+import inspect
 import json
 import math
 import os
@@ -140,9 +142,9 @@ def clock(
     return time.perf_counter()
 
 def limit_growth(
-    megabytes: int,          # beyond what the process has now
+    megabytes: int,          # of addresses, beyond what the process has now
 ):
-    "Refuse this process more memory than that."
+    "Refuse this process more memory than that, until it ends (Linux)."
     import resource
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     now = pages * resource.getpagesize()
@@ -165,6 +167,8 @@ def measure(
     seed: int = 0,           # of weights and vectors
 ) -> dict:                   # seconds, memory_mb; rounds, root, gradient but for products
     "Take one step, after a small one that is not measured."
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {FORMS}, got {form!r}")
     torch.set_num_threads(threads)
     encoder, *inputs = problem(length, batch, dim, device, form == FORMS[2], seed)
     if form == "products":
@@ -180,14 +184,13 @@ def measure(
     started = clock(device)
     found = step()
     taken = {"seconds": clock(device) - started, "memory_mb": memory_peak(device) - level}
-    if form == "products":
-        return {"seconds": taken["seconds"]}       # they keep nothing from round to round
-    root, rounds = found
-    gradient = encoder.leaf.bias.grad.tolist()
-    if rounds is None:
+    if form == "products":                     # they keep nothing from round to round
+        return {"seconds": taken["seconds"]}
+    if (rounds := found[1]) is None:
         with torch.no_grad():
             rounds = encoder(*inputs[:2], trace=True).trace["rounds"]
-    return {**taken, "rounds": rounds.tolist(), "root": root.tolist(), "gradient": gradient}
+    return {**taken, "rounds": rounds.tolist(), "root": found[0].tolist(),
+            "gradient": encoder.leaf.bias.grad.tolist()}
 
 # %% ../../nbs/bench.ipynb #29a89736
 class BenchError(RuntimeError):
@@ -230,20 +233,28 @@ def check_settings(
     device: str,
     limit: float,
     memory: int | None,
+    forms: Sequence[str] = FORMS,
 ):
     "Refuse what cannot be measured, before hours have passed."
     for name, values, least in (("lengths", lengths, 2), ("batches", batches, 1),
                                 ("dim", [dim], 1), ("threads", [threads], 1),
-                                ("repeats", [repeats], 1), ("memory", [memory or 1], 1)):
-        if not values or min(values) < least or len(set(values)) < len(values):
-            raise ValueError(f"{name} must be whole numbers from {least}, each once, "
-                             f"got {' '.join(map(str, values))}")
-    if not 0 < limit < math.inf:
+                                ("repeats", [repeats], 1),
+                                ("memory", [1 if memory is None else memory], 1)):
+        listed = isinstance(values, Sequence) and not isinstance(values, str)
+        if (not listed or not values or len(set(values)) < len(values)
+                or any(type(value) is not int or value < least for value in values)):
+            shown = " ".join(map(str, values)) if listed else repr(values)
+            raise ValueError(f"{name} must be whole numbers from {least}, each once, got {shown}")
+    if not forms or not set(forms) <= set(FORMS) or len(set(forms)) < len(forms):
+        raise ValueError(f"forms must be some of {FORMS}, each once, got {forms}")
+    if type(limit) not in (int, float) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a positive number of seconds, got {limit}")
     if device not in ("cpu", "cuda") or device == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be cpu, or cuda where PyTorch finds one; got {device!r}")
     if memory and device == "cuda":
         raise ValueError("a limit of memory can be given on the CPU only")
+    if memory and not Path("/proc/self/statm").exists():
+        raise ValueError("a limit of memory can be given on Linux only")
 
 # %% ../../nbs/bench.ipynb #f70e2ae0
 def known_rounds(
@@ -283,16 +294,18 @@ def bench_crvnn(
     device: str = "cpu",               # or "cuda"
     limit: float = 600.0,              # seconds after which a measurement is given up
     memory: int | None = None,         # megabytes that a step may grow by; no limit if not given
-    forms: Sequence[str] = FORMS,      # which
+    forms: Sequence[str] = FORMS,      # which; they are taken in the order of FORMS
     one: Callable = fresh,             # how each is measured: one(task, limit)
+    into: dict | None = None,          # gets the results while they are made
     tell: Callable = lambda line: None,  # called with a line after each measurement
 ) -> dict[str, dict]:                  # "n = 100, batch 1, library" -> name -> number
     "A step of training in all forms, in turns."
-    check_settings(lengths, batches, dim, threads, repeats, device, limit, memory)
-    metrics, common = {}, dict(dim=dim, threads=threads, device=device, memory=memory)
+    check_settings(lengths, batches, dim, threads, repeats, device, limit, memory, forms)
+    metrics = {} if into is None else into
+    common = dict(dim=dim, threads=threads, device=device, memory=memory)
     for batch, length in product(batches, lengths):
-        taken = {form: [] for form in forms}
-        for _, form in product(range(repeats), forms):
+        taken = {form: [] for form in FORMS if form in forms}
+        for _, form in product(range(repeats), taken):
             if any("failed" in found for found in taken[form]):
                 continue
             task = dict(form=form, length=length, batch=batch, **common)
@@ -301,9 +314,9 @@ def bench_crvnn(
             unknown = form == "products" and task["rounds"] is None
             found = {"failed": {"rounds_unknown": 1}} if unknown else one(task, limit)
             taken[form].append(found)
+            metrics |= {split_name(length, batch, name): row
+                        for name, row in summarize(taken).items()}
             tell(f"{split_name(length, batch, form)}: {told(found)}")
-        metrics |= {split_name(length, batch, form): row
-                    for form, row in summarize(taken).items()}
     return metrics
 
 # %% ../../nbs/bench.ipynb #6910969a
@@ -318,9 +331,11 @@ def gap(
 def summarize(
     taken: dict[str, list],  # form -> what was measured
 ) -> dict[str, dict]:        # form -> name -> number, or what failed
-    "Medians, extremes and gaps."
+    "Medians, extremes and gaps of the forms that had their turn."
     lines = {}
     for form, results in taken.items():
+        if not results:
+            continue
         failed = [found["failed"] for found in results if "failed" in found]
         seconds = [found["seconds"] for found in results if "seconds" in found]
         line = {} if failed else {"seconds": statistics.median(seconds), "fastest_s": min(seconds),
@@ -328,7 +343,7 @@ def summarize(
         if not failed and form != "products":
             line["memory_mb"] = statistics.median(found["memory_mb"] for found in results)
             line["rounds"] = statistics.fmean(results[0]["rounds"])
-            exact = taken.get("literal", [{}])[0]
+            exact = next(iter(taken.get("literal", ())), {})
             if form != "literal" and "root" in exact:
                 line |= {f"{name}_gap": gap(results[0][name], exact[name])
                          for name in ("root", "gradient")}
@@ -398,66 +413,120 @@ def bench_lines(
             label = ""
     return lines
 
-# %% ../../nbs/bench.ipynb #be47af74
+# %% ../../nbs/bench.ipynb #8d21a727
+def last_two(
+    values: dict[int, float],  # length -> number
+) -> tuple[int, ...]:          # two lengths, or fewer where fewer were measured
+    "The two greatest lengths with a positive number."
+    return tuple(sorted(length for length, value in values.items() if value > 0)[-2:])
+
 def growth(
     values: dict[int, float],  # length -> number
 ) -> float | None:             # p, as in n^p; None where fewer than two lengths were measured
     "The exponent between the two greatest lengths."
-    lengths = sorted(length for length, value in values.items() if value > 0)[-2:]
-    if len(lengths) < 2:
+    if len(last_two(values)) < 2:
         return None
-    first, last = lengths
+    first, last = last_two(values)
     return math.log(values[last] / values[first]) / math.log(last / first)
 
+# %% ../../nbs/bench.ipynb #a114a7fd
 def agreement(
     metrics: dict[str, dict],  # what bench_crvnn gave, or the metrics of its record
 ) -> list[str]:                # a sentence, or none where there is nothing to compare
     "Whether the forms compute the same."
-    gaps = [line[name] for line in metrics.values() for name in ("root_gap", "gradient_gap")
-            if name in line]
-    if not gaps:
+    gaps = {split: [line[name] for name in ("root_gap", "gradient_gap") if name in line]
+            for split, line in metrics.items()}
+    compared = [split for split, numbers in gaps.items() if numbers]
+    if not compared:
         return []
-    if max(gaps) > 1e-3:
-        return [f"BEWARE: the forms differ by {max(gaps):.0e} of the literal form's largest entry. "
-                "They did not compute the same, and their ratios mean nothing."]
-    return ["Roots and gradients agree with the literal form's to "
-            f"{max(gaps):.0e} of their largest entry."]
+    wrong = [split for split in compared if not all(number <= 1e-3 for number in gaps[split])]
+    worst = max((number for split in compared for number in gaps[split]),
+                key=lambda number: math.inf if math.isnan(number) else number)
+    if wrong:
+        return [f"BEWARE: the forms differ by {worst:.0e} of the literal form's largest entry "
+                f"({'; '.join(wrong)}). They did not compute the same, and their ratios mean "
+                "nothing."]
+    return [f"Roots and gradients agree with the literal form's to {worst:.0e} of their largest "
+            f"entry, compared at {'; '.join(compared)}."]
 
-# %% ../../nbs/bench.ipynb #0e413c99
+# %% ../../nbs/bench.ipynb #d5db9bc5
+def beside(
+    metrics: dict[str, dict],  # what bench_crvnn gave, or the metrics of its record
+    batch: int,                # B
+    form: str,                 # one of FORMS
+) -> list[str]:                # a sentence for each length that is spoken of
+    "A form beside the literal form and the products, at the greatest length that both have."
+    parts = {}
+    for name, other, words in (("seconds", "literal", "the literal form's time"),
+                               ("memory_mb", "literal", "the literal form's memory"),
+                               ("seconds", "products", "the time of the products alone")):
+        ratios = {length: ratio(metrics, name, (length, batch), form, other)
+                  for length in by_length(metrics, form, name, batch)}
+        if shared := [length for length, number in ratios.items() if number is not None]:
+            said = f"{ratios[max(shared)]:.3g} times {words}"
+            parts.setdefault(max(shared), []).append(said)
+    return [f"n = {length}, batch {batch}, {form}: {', '.join(said)}."
+            for length, said in parts.items()]
+
+def grown(
+    metrics: dict[str, dict],  # what bench_crvnn gave, or the metrics of its record
+    batch: int,                # B
+) -> list[str]:                # a sentence for each pair of lengths that is spoken of
+    "How time and memory of each form grow between the two greatest lengths that it has."
+    sentences = []
+    for name, word in (("seconds", "time"), ("memory_mb", "memory")):
+        parts = {}
+        for form in FORMS:
+            values = by_length(metrics, form, name, batch)
+            if (power := growth(values)) is not None:
+                parts.setdefault(last_two(values), []).append(f"n^{power:.1f} ({form})")
+        sentences += [f"Between n = {first} and n = {last}, batch {batch}, {word} grows like "
+                      f"{', '.join(said)}." for (first, last), said in parts.items()]
+    return sentences
+
+# %% ../../nbs/bench.ipynb #3c3ce2d1
 def findings(
     metrics: dict[str, dict],  # what bench_crvnn gave, or the metrics of its record
 ) -> list[str]:                # sentences
     "What the numbers come to."
     said = []
     for batch in dict.fromkeys(batch for _, batch in cases(metrics)):
-        case = max(length for length, b in cases(metrics) if b == batch), batch
-        for form in FORMS[1:3]:
-            pairs = [(ratio(metrics, name, case, form, other), words) for name, other, words in (
-                ("seconds", "literal", "the literal form's time"),
-                ("memory_mb", "literal", "the literal form's memory"),
-                ("seconds", "products", "the time of the products alone"))]
-            parts = [f"{number:.3g} times {words}" for number, words in pairs if number is not None]
-            if parts:
-                said.append(f"n = {case[0]}, batch {batch}, {form}: {', '.join(parts)}.")
-        for name, word in (("seconds", "time"), ("memory_mb", "memory")):
-            powers = {form: growth(by_length(metrics, form, name, batch)) for form in FORMS}
-            parts = [f"n^{p:.1f} ({form})" for form, p in powers.items() if p is not None]
-            if parts:
-                said.append(f"Between the two greatest lengths, batch {batch}, {word} grows like "
-                            + ", ".join(parts) + ".")
+        said += [sentence for form in FORMS[1:3] for sentence in beside(metrics, batch, form)]
+        said += grown(metrics, batch)
+    if failed := [f"{split} ({told(line)})" for split, line in metrics.items()
+                  if "seconds" not in line]:
+        said.append(f"Without a result: {'; '.join(failed)}.")
     return said + agreement(metrics)
 
 # %% ../../nbs/bench.ipynb #5d6bb989
+def completed(
+    settings: dict,            # parameters of bench_crvnn, lengths among them
+) -> dict:                     # all that say what is measured
+    "Settings with nothing missing, nothing unknown and nothing that cannot be measured."
+    known = {name: parameter.default
+             for name, parameter in inspect.signature(bench_crvnn).parameters.items()
+             if name not in ("one", "into", "tell")}
+    if unknown := settings.keys() - known:
+        raise ValueError(f"unknown settings {', '.join(sorted(unknown))}; "
+                         f"known: {', '.join(known)}")
+    if "lengths" not in settings:
+        raise ValueError("lengths must be given")
+    check_settings(**known | settings)
+    return known | settings
+
 def bench_record(
     metrics: dict[str, dict],  # what bench_crvnn gave
-    settings: dict,            # what it was given: lengths, batches, dim, ...
+    settings: dict,            # what it was given: lengths, and what else was not by default
     modules: dict[str, str],   # code_hashes() when it began
     seconds: float,            # how long it took
     profile: str = "cpu",      # smoke, cpu or paper
+    place: str = "each in a fresh process",    # where it was measured
 ) -> dict:                     # a valid record
     "Put a benchmark down."
     from rvnnbook.lab.train import git_state, machine
-    parameters = {name: " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    settings = completed(settings)
+    words = {"lengths": " ", "batches": " ", "forms": "; "}
+    parameters = {name: words[name].join(map(str, value)) if name in words else value
                   for name, value in settings.items()}
     began = datetime.now(timezone.utc) - timedelta(seconds=seconds)
     leg = {**git_state(), **machine(settings["device"]), "threads": settings["threads"],
@@ -465,7 +534,7 @@ def bench_record(
            "from_step": 0, "to_step": 0}
     return new_record("bench_crvnn", parameters, profile=profile, seed=0, modules=modules,
                       metrics=metrics, legs=[leg],
-                      rule=f"median of {settings['repeats']}, each in a fresh process")
+                      rule=f"median of {settings['repeats']}, {place}")
 
 # %% ../../nbs/bench.ipynb #68b9d260
 def bench(
@@ -474,10 +543,18 @@ def bench(
     tell: Callable = lambda line: None,  # called with a line after each measurement
 ) -> dict[str, dict]:          # "n = 100, batch 1, library" -> name -> number
     "Measure, and write it down where that is wanted."
+    settings, metrics = completed(settings), {}
     folder = results_folder(profile) if profile else None
     modules, started = code_hashes(), time.monotonic()
-    metrics = bench_crvnn(**settings, tell=tell)
-    if profile:
-        seconds = time.monotonic() - started
-        append(bench_record(metrics, settings, modules, seconds, profile), folder=folder)
+    try:
+        bench_crvnn(**settings, into=metrics, tell=tell)
+        if profile:
+            seconds = time.monotonic() - started
+            append(bench_record(metrics, settings, modules, seconds, profile), folder=folder)
+    except BaseException:                      # an interruption, too, comes after hours
+        if metrics:
+            from rvnnbook.lab.tables import as_text
+            print(as_text("Measured before it broke, and not recorded", bench_lines(metrics),
+                          findings(metrics)), file=sys.stderr, flush=True)
+        raise
     return metrics

@@ -167,7 +167,7 @@ class Walk:
 
 # %% ../../nbs/neighbors_linear.ipynb #e37a63d3
 class GlassWalk(Walk):
-    "Neighbours when existence is a quantity, in time and memory linear in N (crvnn Eq. 5)."
+    "Neighbours when existence is a quantity, linear in N up to a logarithm (crvnn Eq. 5)."
     def __init__(
         self,
         exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
