@@ -49,7 +49,7 @@ def problem(
 
 # %% ../../nbs/bench.ipynb #e1280b64
 def literal(
-    encoder: CRvNN,
+    encoder: CRvNN,          # its weights are used
     x: Tensor,               # (B, N, D)
     mask: Tensor,            # (B, N) bool, all True
 ) -> tuple[Tensor, Tensor, Tensor | None]:   # root (B, D), loss, rounds (B,)
@@ -58,7 +58,7 @@ def literal(
     return states[:, -1], encoder.penalty * halt_penalty(exists, mask).mean(), rounds
 
 def library(
-    encoder: CRvNN,
+    encoder: CRvNN,          # its weights are used
     x: Tensor,               # (B, N, D)
     mask: Tensor,            # (B, N) bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:   # root (B, D), loss, None: rounds are not told
@@ -68,7 +68,7 @@ def library(
 
 def training_step(
     form: Callable,          # literal or library
-    encoder: CRvNN,
+    encoder: CRvNN,          # its weights are used
     x: Tensor,               # (B, N, D)
     mask: Tensor,            # (B, N) bool
     direction: Tensor,       # what the roots are multiplied with, (B, D)
@@ -225,15 +225,15 @@ def fresh(
 
 # %% ../../nbs/bench.ipynb #1fc2060e
 def check_settings(
-    lengths: Sequence[int],
-    batches: Sequence[int],
-    dim: int,
-    threads: int,
-    repeats: int,
-    device: str,
-    limit: float,
-    memory: int | None,
-    forms: Sequence[str] = FORMS,
+    lengths: Sequence[int],        # tokens of a sentence, >= 2
+    batches: Sequence[int],        # sentences in a batch, >= 1
+    dim: int,                      # D, width of a state
+    threads: int,                  # of PyTorch, >= 1
+    repeats: int,                  # measurements of each form, >= 1
+    device: str,                   # "cpu" or "cuda"
+    limit: float,                  # most seconds of one measurement
+    memory: int | None,            # most growth in MB; None: no limit
+    forms: Sequence[str] = FORMS,  # which of FORMS
 ):
     "Refuse what cannot be measured, before hours have passed."
     for name, values, least in (("lengths", lengths, 2), ("batches", batches, 1),
