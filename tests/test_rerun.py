@@ -199,6 +199,13 @@ def test_the_watcher_hears_modules_files_and_missing_files(tmp_path):
     assert record["cells"][2]["imports"] > 0 and record["cells"][2]["lesson"] > 0.05
 
 
+def test_the_watcher_hears_weights_that_are_not_opened_by_python(tmp_path):
+    path = tmp_path / "weights.ipynb"
+    path.write_text(json.dumps(notebook("from rvnnbook.registry import read_weights", "assert read_weights('crvnn', 'listops')")))
+    record = execute(path, tmp_path / "out" / "weights.ipynb", root=ROOT)
+    assert str(ROOT / "rvnnbook/weights/crvnn-listops.safetensors") in record["files"]
+
+
 def test_a_dying_kernel_is_an_error_not_a_result(tmp_path):
     path = tmp_path / "dies.ipynb"
     path.write_text(json.dumps(notebook("import os", "os._exit(1)", "1")))
