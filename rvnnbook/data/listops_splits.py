@@ -35,7 +35,7 @@ class Split(NamedTuple):
 
 
 def check_split(
-    split: Split,
+    split: Split,  # with any values
 ) -> Split:  # the same
     "Refuse a split whose bounds make no sense."
     for name, kind in (("length", int), ("depth", int), ("arguments", int), ("share", float)):
@@ -49,7 +49,7 @@ def check_split(
 
 # %% ../../nbs/listops_splits.ipynb #1445cf1a
 def rules(
-    split: Split,
+    split: Split,  # whose bounds and settings count
 ) -> dict:  # of `draw`: max_depth, operator_probability, arguments
     "The settings of the generator that draws a split."
     return {"max_depth": split.levels or split.depth[1] + 1, "arguments": split.arguments,
@@ -67,7 +67,7 @@ def length_sampler(
 
 
 def waste(
-    split: Split,
+    split: Split,  # whose bounds on the length count
 ) -> float:  # omega, >= 1; infinite where no expression has such a length
     "How many tokens are drawn for each token kept, if one draws until the length fits."
     settings, mean = rules(split), 1.
@@ -81,7 +81,7 @@ def waste(
 
 # %% ../../nbs/listops_splits.ipynb #1c331382
 def proposer(
-    split: Split,
+    split: Split,        # whose bounds and settings count
     limit: float = 10.,  # omega from which drawing by length is the cheaper way
 ) -> Callable:           # propose(random): an expression, most often of a length within bounds
     "The cheaper of two ways to draw the expressions of a split."
@@ -93,7 +93,7 @@ def proposer(
 
 # %% ../../nbs/listops_splits.ipynb #db6eaa27
 def belongs(
-    split: Split,
+    split: Split,           # whose bounds and share count
     tokens: Sequence[str],  # w, an expression of the split's generator, (n,)
 ) -> bool:
     "Whether an expression that the split's generator can draw belongs to the split."
@@ -135,7 +135,7 @@ class Fingerprints:
 
 # %% ../../nbs/listops_splits.ipynb #a6f76ed3
 def stream(
-    split: Split,
+    split: Split,                 # of any kind but a set or a mixture
     seed: int,                    # seed of the draws
     patience: int = 5_000_000,    # tokens in vain, plus ten a draw, before giving up
 ) -> Iterator[tuple[str, ...]]:   # different expressions, without end
@@ -245,7 +245,7 @@ def mixture(
 
 
 def expressions(
-    split: Split,
+    split: Split,                 # of any kind
     seed: int,                    # seed of the draws
 ) -> Iterator[tuple[str, ...]]:   # different expressions; without end, unless a set or a mixture
     "The expressions of a split, in the way in which it is drawn."

@@ -260,7 +260,7 @@ def operators(
 
 
 def file_number(
-    pair: Pair,
+    pair: Pair,              # two formulas
 ) -> int:                    # 0 to 12
     "The published file that a pair belongs to: operators of the longer side, at most 12."
     return min(12, max(operators(pair.left), operators(pair.right)))
@@ -553,7 +553,7 @@ class Batch(NamedTuple):
 
 
 def pair_length(
-    pair: Pair,
+    pair: Pair,             # two formulas
 ) -> int:                   # tokens of the longer side
     "What a pair takes up in a batch."
     return max(len(pair.left), len(pair.right))
