@@ -57,10 +57,10 @@ def test_one_smoke_rerun(tmp_path):
     shown = "".join("".join(o.get("data", {}).get("text/plain", "")) for c in cells for o in c.get("outputs", []))
     assert "'seed': 1" in shown and "'draws': 2000" in shown
     beside = [name for name in files(ROOT / "nbs" / "experiments") if ".ipynb_checkpoints" not in name]
-    assert beside == ["ablation.ipynb", "bench_crvnn.ipynb", "gold_trees.ipynb", "listops.ipynb"], "an experiment writes nothing beside itself"
+    assert beside == ["ablation.ipynb", "bench_crvnn.ipynb", "gold_trees.ipynb", "listops.ipynb", "logic.ipynb"], "an experiment writes nothing beside itself"
 
 
-@pytest.mark.parametrize("name", ["ablation", "bench_crvnn", "gold_trees", "listops"])
+@pytest.mark.parametrize("name", ["ablation", "bench_crvnn", "gold_trees", "listops", "logic"])
 def test_the_smoke_profile_of_an_experiment_is_quick(name):
     record = json.loads((ROOT / f"build/executed/nbs/experiments/{name}.json").read_text())
     assert sum(cell["lesson"] for cell in record["cells"]) <= 20
