@@ -206,7 +206,7 @@ def execute(
             papermill.execute_notebook(
                 str(staged), str(partial), parameters or {}, kernel_name="python3",
                 cwd=str(source.parent), extra_arguments=[f"--IPKernelApp.exec_lines={line}"],
-                progress_bar=False, request_save_on_cell_execute=False)
+                progress_bar=False, request_save_on_cell_execute=False, iopub_timeout=120)
         record = {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
         os.replace(partial, target)
     except PapermillExecutionError as error:
