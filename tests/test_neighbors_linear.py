@@ -1,4 +1,4 @@
-"Walks against the matrices of neighbor_weights: values, gradients, amounts hundreds of nats apart, memory."
+"Walks against the matrices of neighbor_weights: values, gradients, exponentials thousands of nats apart, memory."
 import math
 from fractions import Fraction
 from itertools import product
@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from rvnnbook.layers import neighbors_linear
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
 from rvnnbook.layers.neighbors_linear import (BLOCK, MATRIX_UP_TO, WALKS, CoinWalk, GlassWalk, block_sums, decayed_sums,
-                                              decayed_sums_from, doubling_sums, existence_units, neighbor_walk, rows_at, takers,
-                                              unit_windows)
+                                              decayed_sums_from, existence_units, expect_exp, found_logs, log_decayed_sums, log_sums,
+                                              neighbor_walk, rows_at, takers, unit_windows)
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=40)
@@ -129,7 +129,8 @@ def test_slopes(side, retriever):
     exists = torch.rand(1, BLOCK + 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
     values = random_values(exists, 1, 0).requires_grad_()
     assert torch.autograd.gradcheck(lambda e, v: WALKS[retriever](e, side) @ v, (exists, values))
-    assert torch.autograd.gradcheck(lambda e, v: WALKS[retriever](e, side).expect(v), (exists, values[..., 0].detach().abs().requires_grad_()))
+    scores, least = 9 * values[..., 0].detach(), torch.full_like(exists, 50.0).detach()
+    assert torch.autograd.gradcheck(lambda e, u: expect_exp(WALKS[retriever](e, side), u, least)[0], (exists, scores.requires_grad_()))
     slope, = torch.autograd.grad((WALKS[retriever](exists, side) @ values).square().sum(), exists, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
@@ -165,9 +166,9 @@ def test_error_does_not_grow_with_length(side, retriever):
     assert worst[1] < 3 * worst[0] and worst[1] < 1e-5
 
 
-# ---- amounts of any size
+# ---- exponentials of any scores
 
-def amounts_of(exists, nats, seed=2):
+def scores_of(exists, nats, seed=2):
     scores = -nats * torch.rand(exists.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return scores.requires_grad_()
 
@@ -175,44 +176,88 @@ def amounts_of(exists, nats, seed=2):
 @EACH
 @many
 @given(st.data())
-def test_expected_amounts_are_exact_sums(side, retriever, data):
+def test_logarithms_of_what_is_found(side, retriever, data):
+    "Thousands of nats below zero and above, exact zeros and ties, some that nobody meets."
     exists = boxed(data.draw(sentences(torch.float64)), torch.float64)
-    amounts = amounts_of(exists, 650, data.draw(st.integers(0, 9))).exp().detach()
-    found = WALKS[retriever](exists, side).expect(amounts)
-    terms = (neighbor_weights(exists, side, retriever) * amounts[:, None, :]).tolist()
-    exact = torch.tensor([[math.fsum(row) for row in sentence] for sentence in terms], dtype=torch.float64)
-    assert_close(found, exact, rtol=1e-13, atol=0)
+    scores = scores_of(exists, data.draw(st.sampled_from([1.0, 650.0, 1e5])), data.draw(st.integers(0, 9))).detach()
+    scores = (scores + data.draw(st.sampled_from([0, 300, 1e5]))).masked_fill(scores_of(exists, 1, 7) < -.7, -torch.inf)
+    exact = (neighbor_weights(exists, side, retriever).log() + scores[:, None]).logsumexp(-1)
+    assert_close(found_logs(WALKS[retriever](exists, side), scores), exact, rtol=1e-12, atol=1e-12)
+    least = scores.nan_to_num(neginf=0.0)
+    amounts, base = expect_exp(WALKS[retriever](exists, side), scores, least)
+    assert torch.equal(base, torch.maximum(found_logs(WALKS[retriever](exists, side), scores), least))
+    assert_close(amounts, (exact - base).exp(), rtol=1e-9, atol=0)
+    assert amounts.max() <= 1
+
+
+def slopes_of_exponentials(side, retriever, exists, least, nats, seed=3):
+    "By walk and by matrix, each (gradient in existence, gradient in scores)."
+    both = []
+    for walks in (True, False):
+        e, scores = exists.clone().requires_grad_(), scores_of(exists, nats)
+        weights, walk = neighbor_weights(e, side, retriever), WALKS[retriever](e, side)
+        found, base = expect_exp(walk, scores, torch.full_like(scores, least).detach())
+        if not walks:
+            found = (weights * (scores[:, None] - base[..., None]).exp()).sum(-1)
+        toss = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
+        both.append(torch.autograd.grad((found * toss).sum(), (e, scores)))
+    return both
 
 
 @EACH
-def test_gradients_of_expected_amounts(side, retriever):
-    for length, kind in product((1, 5, 300), ("soft", "small", "quarters", "near")):
-        exists = kinds(length)[kind]
-        both = []
-        for walks in (True, False):
-            e, scores = exists.clone().requires_grad_(), amounts_of(exists, 600)
-            if walks:
-                found = WALKS[retriever](e, side).expect(scores.exp())
-            else:
-                found = (neighbor_weights(e, side, retriever) @ scores.exp()[..., None]).squeeze(-1)
-            reached = found.detach() > 0
-            loss = torch.where(reached, found, 1).log().sum()                      # gradients e^600 times as large as amounts
-            if reached.any():
-                both.append(torch.autograd.grad(loss, (e, scores)))
-        for mine, theirs in zip(*both):
-            assert mine.isfinite().all()
-            assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+@many
+@given(st.data())
+def test_slopes_of_exponentials(side, retriever, data):
+    "With bases no less than any score no slope is cut off: zeros and ties have those of the matrix."
+    exists = boxed(data.draw(sentences(torch.float64)), torch.float64)
+    mine, theirs = slopes_of_exponentials(side, retriever, exists, 0.0, data.draw(st.sampled_from([1.0, 30.0, 600.0])))
+    for one, other in zip(mine, theirs, strict=True):
+        assert_close(one, other, rtol=1e-9, atol=1e-13)
 
 
 @EACH
-def test_amounts_in_double_existence_in_single(side, retriever):
+@pytest.mark.parametrize("length", [1, 2, 5, 33, 300])
+def test_slopes_of_exponentials_relative_to_what_is_found(side, retriever, length):
+    "Slopes in existence up to the inverse of it: the pull of what is small in existence and great in score."
+    for kind, greatest in (("soft", 1e-2), ("small", 1.0)):
+        exists = kinds(length)[kind].clamp(min=1e-4)
+        mine, theirs = slopes_of_exponentials(side, retriever, exists, -601.0, 600.0)
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.isfinite().all()
+            assert_close(one, other, rtol=1e-8, atol=1e-11)
+
+
+def slope_in_existence(walk, exists, scores, walker, gradient=1.0):
+    exists = torch.tensor([exists], requires_grad=True)
+    found, base = expect_exp(walk(exists), torch.tensor([scores], dtype=torch.float64), torch.zeros(1, len(scores), dtype=torch.float64))
+    return torch.autograd.grad(gradient * found[0, walker], exists)[0][0].tolist()
+
+
+def test_slopes_without_bound_are_cut_off():
+    "Position 1 is not there and would win by e^900; at a tie the edge has no share and would; behind the certain position likewise."
+    for gradient in (1.0, -2.0):
+        absent = slope_in_existence(GlassWalk, [1.0, 0.0, 1.0], [0.0, 900.0, 0.0], 2, gradient)
+        assert_close(absent, [gradient, gradient, 0.0])                      # gains no more than all there is; there is no edge to lose
+        tied = slope_in_existence(GlassWalk, [1.0, 0.5, 0.5, 1.0], [900.0, 0.0, 0.0, 0.0], 3, gradient)
+        assert_close(tied, [0.0, gradient / 2, gradient / 2, 0.0])           # gains e^0, loses half of at most e^0
+        for scores in ([0.0, 900.0, 0.0], [-9.0, 900.0, 0.0]):
+            absent = slope_in_existence(CoinWalk, [1.0, 0.0, 1.0], scores, 2, gradient)
+            assert_close(absent[1], gradient - gradient * math.exp(scores[0]))
+        behind = slope_in_existence(CoinWalk, [0.5, 1.0, 1.0], [900.0, 0.0, 0.0], 2, gradient)
+        assert_close(behind, [0.0, 0.0, 0.0])
+    found, _ = expect_exp(GlassWalk(torch.tensor([[1e-30, 1.0]])), torch.tensor([[9e3, 0.0]]).double(), torch.zeros(1, 2).double())
+    assert found[0, 1] == 1
+
+
+@EACH
+def test_scores_in_double_existence_in_single(side, retriever):
     exists = kinds(70)["soft"].float().requires_grad_()
-    scores = amounts_of(exists, 600)
-    found = WALKS[retriever](exists, side).expect(scores.exp())
-    assert found.dtype == torch.float64
-    expected = (neighbor_weights(exists, side, retriever).double() @ scores.exp()[..., None]).squeeze(-1)
+    scores = scores_of(exists, 600)
+    found, base = expect_exp(WALKS[retriever](exists, side), scores, torch.full_like(scores, -600).detach())
+    assert found.dtype == base.dtype == torch.float64 and not base.requires_grad
+    expected = (neighbor_weights(exists, side, retriever).double() * (scores[:, None] - base[..., None]).exp()).sum(-1)
     assert_close(found, expected, rtol=1e-6, atol=0)
-    found[:, 1:-1].log().sum().backward()
+    found.sum().backward()
     assert exists.grad.dtype == torch.float32 and scores.grad.dtype == torch.float64
 
 
@@ -261,7 +306,9 @@ def test_sums_over_windows(windows):
         first, stop = ([end[k] for end in order] + [order[-1][k]] * (length - len(order)) for k in (0, 1))
         expected = torch.stack([values[:, i:j].sum(1) for i, j in zip(first, stop)], 1)
         first, stop = (torch.tensor([end, end]) for end in (first, stop))
-        assert torch.equal(doubling_sums(values, first, stop), expected)
+        parts = torch.stack([values, -values]).clamp(min=0)[..., 0].log()              # any number of leading axes
+        assert_close((log_sums(parts, first, stop).exp()), torch.stack([torch.stack([part[:, i:j].exp().sum(1) for i, j in
+                     zip(first[0].tolist(), stop[0].tolist())], 1) for part in parts]), rtol=1e-13, atol=1e-13)
         if (first.diff() >= 0).all() and (stop.diff() >= 0).all():
             assert torch.equal(block_sums(values, first, stop), expected)
             assert torch.equal(block_sums(values.float(), first, stop), expected.float())
@@ -270,8 +317,10 @@ def test_sums_over_windows(windows):
 @pytest.mark.parametrize("length", [1, 2, BLOCK, 2 * BLOCK])
 def test_sum_over_everything(length):
     values, first, stop = torch.ones(1, length, 1), torch.zeros(1, length, dtype=torch.int64), torch.full((1, length), length)
-    for sums in (block_sums, doubling_sums):
-        assert (sums(values, first, stop) == length).all()
+    assert (block_sums(values, first, stop) == length).all()
+    assert_close(log_sums(torch.zeros(1, length), first, stop), torch.full((1, length), math.log(length)))
+    assert (log_sums(torch.zeros(1, length), first, first) == -torch.inf).all()
+    assert log_sums(torch.zeros(0, length), first[:0], stop[:0]).shape == (0, length)
 
 
 @pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, 3 * BLOCK, BLOCK**2 + 1])
@@ -287,6 +336,9 @@ def test_decayed_sums(length):
     assert_close(decayed_sums(keep, values), expected)
     assert_close(decayed_sums_from("left", keep, values), expected)
     assert_close(decayed_sums_from("right", keep.flip(1), values.flip(1)), expected.flip(1))
+    logs = log_decayed_sums("left", keep.log(), values.abs()[..., 0].log())
+    assert_close(logs.exp(), decayed_sums(keep, values.abs())[..., 0])
+    assert torch.equal(log_decayed_sums("right", keep.log().flip(1), values.abs()[..., 0].log().flip(1)), logs.flip(1))
 
 
 def test_rows():
@@ -310,7 +362,8 @@ def test_nothing_kept_is_a_matrix(side, retriever):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         walk = WALKS[retriever](exists, side)
         (walk @ values).sum().backward()
-        walk.expect(values[..., 0].detach().abs())
+        scores = values[..., 0].detach().double().requires_grad_()
+        expect_exp(walk, scores, torch.zeros_like(scores))[0].sum().backward()
     assert kept and max(kept) <= (length + BLOCK) * dim
     held = [t for value in vars(walk).values() for t in (value if isinstance(value, tuple) else [value]) if torch.is_tensor(t)]
     assert held and max(t.numel() for t in held) <= length
@@ -367,8 +420,10 @@ def test_what_is_refused():
             walk(exists) @ torch.rand(2, 4, 3)
         with pytest.raises(ValueError, match=r"\(2, 5\) do not fit existence of shape \(2, 5\)"):
             walk(exists) @ torch.rand(2, 5)
-        with pytest.raises(ValueError, match=r"\(1, 5\) do not fit existence of shape \(2, 5\)"):
-            walk(exists).expect(torch.rand(1, 5))
+        for scores, least in ((1, 2), (2, 1)):
+            with pytest.raises(ValueError, match=rf"scores of shape \({scores}, 5\) and bases of shape \({least}, 5\) do not fit "
+                                                 r"existence of shape \(2, 5\)"):
+                expect_exp(walk(exists), torch.rand(scores, 5), torch.rand(least, 5))
 
 
 @EACH

@@ -19,7 +19,7 @@ from ..core import Encoding, check_batch, simple_tree
 from .rvnn import compose_posted
 from ..layers.cells import ACTIVATIONS, make_cell
 from ..layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from ..layers.neighbors_linear import neighbor_walk
+from ..layers.neighbors_linear import expect_exp, neighbor_walk
 
 # %% ../../nbs/crvnn.ipynb #78b59a60
 def frame(
@@ -53,10 +53,9 @@ def expect(
     side,                  # weights of neighbours on one side, (B, N, N), or a walk
     amounts: Tensor,       # one number a position, (B, N)
 ) -> Tensor:               # its expected value at the neighbour, (B, N)
-    "What each position finds of one number; a walk adds up in double precision, no differences."
-    if isinstance(side, Tensor):
-        return retrieve(side, amounts[..., None]).squeeze(-1)
-    return side.expect(amounts.double()).to(amounts.dtype)
+    "What each position finds of one number; a walk adds up in double precision."
+    numbers = amounts if isinstance(side, Tensor) else amounts.double()
+    return retrieve(side, numbers[..., None]).squeeze(-1).to(amounts.dtype)
 
 # %% ../../nbs/crvnn.ipynb #cd4b7fe3
 def plain_sigmoid(
@@ -104,12 +103,14 @@ def rival_sigmoid_walked(
     allowed: Tensor,       # positions that may compose, (B, N) bool
     left,                  # a walk to the left, from neighbors_linear
     right,                 # a walk to the right
-    spread: float = 300.,  # nats; scores further below the sentence's greatest are lifted
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
-    "The same in double precision, with the greatest score of a whole sentence, for walks."
-    top = scores.double().masked_fill(~allowed, 0).amax(1, keepdim=True).detach()
-    mine = torch.where(allowed, (scores - top).clamp(-spread, 0).exp(), 0)
-    return (mine / (mine + (-top).exp() + left.expect(mine) + right.expect(mine))).to(scores.dtype)
+    "The same for walks, in double precision."
+    logs = scores.double().masked_fill(~allowed, -torch.inf)
+    least = logs.detach().clamp(min=0)
+    (one, low), (other, high) = (expect_exp(side, logs, least) for side in (left, right))
+    top = torch.maximum(low, high)
+    mine, rivals = (logs - top).exp(), one * (low - top).exp() + other * (high - top).exp()
+    return (mine / (mine + (-top).exp() + rivals)).to(scores.dtype)
 
 # %% ../../nbs/crvnn.ipynb #357eac4b
 DECISIONS = {"scores": modulated_sigmoid, "exponentials": rival_sigmoid, "none": plain_sigmoid}
