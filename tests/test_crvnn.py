@@ -641,6 +641,11 @@ def test_numbers_out_of_range_are_refused_by_name(option, value):
         CRvNN(4, **{option: value})
 
 
+def test_a_norm_that_the_cell_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="shared_norm belongs to the GRC"):
+        CRvNN(4, cell="lstm", shared_norm=True)
+
+
 def test_options_arrive():
     encoder = CRvNN(4, hidden=6, activation="relu", dropout=0.25, window=3, transition_dim=5, scorer_activation="gelu_tanh")
     assert encoder.grc.w1.out_features == 6 and encoder.grc.activation is F.relu and encoder.grc.dropout.p == 0.25

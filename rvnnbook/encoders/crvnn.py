@@ -333,13 +333,15 @@ class LeavesAndCell(DecisionFunction):
         **decision,                       # options of DecisionFunction
     ):
         super().__init__(dim, **decision)
+        if shared_norm and cell != "grc":
+            raise ValueError("shared_norm belongs to the GRC; the Tree-LSTM cell has no norm")
         self.dim, (self.cell_name, made) = dim, make_cell(cell, dim, hidden, activation, dropout)
         self.start, self.end = (nn.Parameter(torch.randn(dim)) for _ in range(2))
         self.leaf = nn.Linear(dim, made.state_dim)
         self.add_module(self.cell_name, made)
         norm, nothing = nn.LayerNorm(dim) if cell == "grc" else nn.Identity(), nn.Identity()
         self.leaf_norm, self.norm = (nothing, norm) if shared_norm else (norm, nothing)
-        if shared_norm and cell == "grc":
+        if shared_norm:
             made.norm = nothing
 
     def cell(self, left: Tensor, right: Tensor) -> Tensor:      # (M, S), (M, S) -> (M, S)
