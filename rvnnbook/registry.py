@@ -18,6 +18,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "crvnn": ("rvnnbook.encoders.crvnn", "CRvNN", {}),
     "lstm": ("rvnnbook.encoders.recurrent", "LSTM", {"directions": 1}),
     "bilstm": ("rvnnbook.encoders.recurrent", "LSTM", {"directions": 2}),
+    "ebt_grc": ("rvnnbook.encoders.efficient_beam", "EfficientBeam", {}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes
