@@ -347,11 +347,9 @@ class LeavesAndCell(DecisionFunction):
     def cell(self, left: Tensor, right: Tensor) -> Tensor:      # (M, S), (M, S) -> (M, S)
         "The composition function f with its norm."
         return self.norm(getattr(self, self.cell_name)(left, right))
-
     def leaves(self, x: Tensor) -> Tensor:                      # (B, N, D) -> (B, N, S)
         "States of the leaves."
         return self.norm(self.leaf_norm(self.leaf(x))).to(self.start.dtype)
-
     def forward(
         self,
         x: Tensor,                                   # token vectors, (B, N, D)
