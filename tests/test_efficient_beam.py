@@ -101,7 +101,7 @@ def all_orders(encoder, leaves):
     if len(leaves) == 1:
         return [(0.0, leaves[0])]
     chances = encoder.scorer(torch.stack(leaves[:-1]), torch.stack(leaves[1:])).log_softmax(0)
-    return [(float(chance) + later, state) for j, chance in enumerate(chances)
+    return [(float(chance.detach()) + later, state) for j, chance in enumerate(chances)
             for later, state in all_orders(encoder, leaves[:j] + [encoder.grc(leaves[j], leaves[j + 1])] + leaves[j + 2:])]
 
 
