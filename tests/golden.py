@@ -9,11 +9,15 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch.nn import functional as F
 
 from rvnnbook.core import Encoding, simple_tree
+from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
+from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.neighbors import neighbor_weights
+from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft, stochastic_topk
 from rvnnbook.tasks.classify import Classifier
 from rvnnbook.tasks.pair import PairClassifier, pair_up
 
@@ -34,6 +38,33 @@ class MaskedMean(nn.Module):
 
     def forward(self, x, mask, **_):
         return Encoding((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+class Topk(nn.Module):
+    "The choice of the k best of some places, and the logarithms of their shares."
+    def __init__(self, k):
+        super().__init__()
+        self.k = k
+
+    def forward(self, logits, mask):
+        shares, picks = stochastic_topk(logits, mask, self.k)
+        return {"out.soft_scores": shares, "out.select_idx": picks.int(), "out.select_mask": F.one_hot(picks, mask.shape[1]).float(),
+                "out.log_scores": (shares.gather(1, picks) + EPSILON).log()}
+
+
+class Selection(nn.Module):
+    "One selection step of a beam: which candidates fill the slots, and the nodes that they leave."
+    def __init__(self, beam, dim, choose):
+        super().__init__()
+        self.beam, self.choose, self.scorer = beam, choose, nn.ModuleList([nn.Linear(dim, 1)])
+
+    def forward(self, states, parents, pairs, scores, taken):
+        scores, logits = scores.masked_fill(~taken, -torch.inf), self.scorer[0](parents).squeeze(-1)
+        after, kept, *_ = beam_step(states, scores, parents, logits, pairs, self.beam, self.choose)
+        candidates, picks = expand(scores, logits, pairs, self.beam)
+        origin = cut(candidates, self.beam, self.choose)[0].unflatten(-1, picks.shape[1:]).sum(-1)
+        return {"out.new_state": after, "out.old_state": torch.einsum("bsk,bkmd->bsmd", origin, states), "out.beam_scores": kept,
+                "out.beam_mask": (kept > -torch.inf).float()}
 
 
 class Literal(CRvNN):
@@ -66,8 +97,35 @@ def evaluate_crvnn(module: CRvNN, inputs: dict, mask: torch.Tensor) -> dict:
             "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
 
 
+def build_beam_tree(model: str, config: dict) -> BeamTree | EfficientBeam:
+    if model == "ebt_grc":
+        encoder = EfficientBeam(config["hidden_size"], config["beam_size"], score_dim=config["scorer_dim"],
+                                hidden=config["cell_size"], dropout=config["dropout"])
+        encoder.recorded_in_training = False
+        return encoder
+    encoder = BeamTree(config["hidden_size"], config["beam_size"], hidden=config["cell_size"], dropout=config["dropout"],
+                       soft=model == "bt_grc_os")
+    encoder.recorded_in_training = config["mode"] != "eval"
+    return encoder
+
+
+def evaluate_beam(module: nn.Module, inputs: dict, mask: torch.Tensor) -> dict:
+    "Root and gradient, and the hypotheses at the end; no score and no weight where a slot is empty."
+    x = inputs["x"].clone().requires_grad_()
+    out = module.train(module.recorded_in_training)(x, mask, trace=True)
+    scores, weights = out.trace["scores"], out.trace["weights"]
+    return {"out.root": out.root, "out.beam_scores": scores, "out.beam_weights": weights, "out.beam_states": out.trace["roots"],
+            "out.beam_mask": (scores > -torch.inf).float(), "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
+
+
 def build(model: str, config: dict, case: str = "") -> nn.Module:
     "Our module for a model's name and the file's configuration."
+    if model == "ops" and case.startswith("stochastic_topk"):
+        return Topk(config["k"])
+    if model == "ops" and case.startswith("onesoft"):
+        return Selection(config["beam_size"], 8, one_soft if case.endswith("train") else choice_matrix)
+    if model in ("bt_grc", "bt_grc_os", "ebt_grc"):
+        return build_beam_tree(model, config)
     if model == "ops" and case.startswith("crvnn_neighbor"):
         return Neighbors()
     if model == "bbt_grc":
@@ -89,6 +147,14 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
     if isinstance(module, PairClassifier):
         return evaluate_pair(module, inputs)
     mask = inputs["mask"].bool()
+    if isinstance(module, BeamTree | EfficientBeam):
+        return evaluate_beam(module, inputs, mask)
+    if isinstance(module, Selection):
+        return module(inputs["old_state"], inputs["new_state"], mask, inputs["beam_scores"], inputs["beam_mask"].bool())
+    if isinstance(module, Topk):
+        logits = inputs["logits"].clone().requires_grad_()
+        found = module(logits, mask)
+        return found | {"grad.logits": torch.autograd.grad((found["out.log_scores"] * inputs["w"]).sum(), logits)[0]}
     if model == "ops":
         exists = (inputs["exist_probs"] * mask).requires_grad_()
         weights = module(exists)
@@ -119,9 +185,23 @@ def evaluate_pair(module: PairClassifier, inputs: dict) -> dict:
     return found | {"out.logits": module(*map(pair_up, *sides)).root}
 
 
-def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict) -> torch.Tensor:
-    "Neighbour matrices have rows for padding positions, and nobody reads them."
-    return value[inputs["mask"].bool()] if name in ("out.left", "out.right") else value
+def not_compared(tensors: dict) -> set:
+    "What the published code returned where it multiplies rounding errors by a million; the root without that is recorded beside it."
+    return {"out.root_reference", "out.beam_weights"} if "out.root_reference" in tensors else set()
+
+
+def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict, expected: dict) -> torch.Tensor:
+    "Neighbour matrices have rows for padding positions, and nobody reads them. Of hypotheses those count that have weight."
+    if name in ("out.left", "out.right"):
+        return value[inputs["mask"].bool()]
+    if name in ("out.select_idx", "out.select_mask"):      # picks beyond the valid places are in any order
+        return value[torch.arange(value.shape[1]) < inputs["mask"].sum(1, keepdim=True)]
+    if name in ("out.beam_scores", "out.beam_states", "out.beam_mask") and "out.beam_weights" in expected:
+        if name == "out.beam_scores":                      # sentences that are done go on to lose a constant there
+            done = inputs["mask"].sum(1, keepdim=True) < inputs["mask"].shape[1]
+            value = torch.where(done, value - value[:, :1], value)
+        return value[expected["out.beam_weights"] > 1e-6]
+    return value
 
 
 def check(path: str) -> list[str]:
@@ -137,13 +217,13 @@ def check(path: str) -> list[str]:
     expected = {key: value for key, value in tensors.items() if key.startswith(("out.", "grad."))}
     if not expected:
         wrong.append("records no outputs")
-    if missing := expected.keys() - found.keys():
+    if missing := expected.keys() - found.keys() - not_compared(expected):
         wrong.append(f"not computed: {', '.join(sorted(missing))}")
-    for key in expected.keys() & found.keys():
-        ours, theirs = (rows_that_mean_something(key, value, inputs) for value in (found[key], expected[key]))
-        if ours.shape != theirs.shape:
-            wrong.append(f"{key}: shape {tuple(ours.shape)}, expected {tuple(theirs.shape)}")
+    for key in (expected.keys() & found.keys()) - not_compared(expected):
+        if found[key].shape != expected[key].shape:
+            wrong.append(f"{key}: shape {tuple(found[key].shape)}, expected {tuple(expected[key].shape)}")
             continue
+        ours, theirs = (rows_that_mean_something(key, value, inputs, expected) for value in (found[key], expected[key]))
         scale = theirs.abs().max().clamp(min=1e-30) if key.startswith("grad.") else 1.0
         error = float(((ours - theirs).abs() / scale).max().detach())
         if not error <= (GRADIENTS if key.startswith("grad.") else OUTPUTS):

@@ -171,8 +171,8 @@ def encode(
         return Encoding(root)
     beams = F.pad(trees, (0, mask.shape[1] - trees.shape[-1]))[order.argsort()]
     likeliest = beams[torch.arange(len(beams)), weights.argmax(-1)]
-    return Encoding(root, trace={"trees": likeliest, "beams": beams, "scores": scores.detach(),
-                                 "weights": weights.detach()})
+    return Encoding(root, trace={"trees": likeliest, "beams": beams, "weights": weights.detach(),
+                                 "scores": scores.detach(), "roots": states.detach()})
 
 # %% ../../nbs/efficient_beam.ipynb #83e09fcf
 class Search(NamedTuple):
@@ -611,9 +611,10 @@ def final_trees(
     "In which step each position joined its neighbour; a node stands where its last token does."
     batch, beam, steps = lines.made.shape
     ends = (torch.arange(total, device=lengths.device) % (total // batch) - 1).clamp(0, steps)
+    heights, _ = label(lines, total)
     trees = ends.new_zeros(batch, beam, steps + 1)
     for step in range(steps):
         made, (left, right) = lines.made[..., step], lines.around[..., step, 1:3].unbind(-1)
-        trees.scatter_add_(2, ends[left][..., None], (step + 1) * (made > 0).long()[..., None])
+        trees.scatter_add_(2, ends[left][..., None], heights[made][..., None])
         ends[made] = ends[right]
     return trees
