@@ -18,6 +18,9 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "crvnn": ("rvnnbook.encoders.crvnn", "CRvNN", {}),
     "lstm": ("rvnnbook.encoders.recurrent", "LSTM", {"directions": 1}),
     "bilstm": ("rvnnbook.encoders.recurrent", "LSTM", {"directions": 2}),
+    "gumbel_tree": ("rvnnbook.encoders.greedy_tree", "GreedyTree", {"choice": "gumbel"}),
+    "bt_grc": ("rvnnbook.encoders.beam_tree", "BeamTree", {"soft": False}),
+    "bt_grc_os": ("rvnnbook.encoders.beam_tree", "BeamTree", {"soft": True}),
     "ebt_grc": ("rvnnbook.encoders.efficient_beam", "EfficientBeam", {}),
 }
 
