@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     results = commands.add_parser("results", help="show the records of experiments")
     results.add_argument("experiment", nargs="?", help="its name (default: all)")
     results.add_argument("--check", action="store_true", help="validate every record and trace")
-    add_bench(commands.add_parser("bench", help="measure speed and memory of a training step"))
+    add_bench(commands.add_parser("bench", help="measure speed and memory of an encoder"))
     add_data(commands.add_parser("data", help="list, install and check data"))
     commands.add_parser("encoders", help="list the encoders by name")
     commands.add_parser("clean", help="take outputs and editors' notes out of the notebooks")
@@ -40,11 +40,13 @@ def add_bench(
     bench: argparse.ArgumentParser,        # gets its words
 ):
     "The words of `rvnnbook bench`."
-    bench.add_argument("encoder", choices=["crvnn"])
+    bench.add_argument("subject", choices=["crvnn", "beam_tree"], help="an encoder")
     bench.add_argument("--lengths", type=int, nargs="+", default=[100, 500, 2000], metavar="N",
-                       help="tokens of every sentence (default: 100 500 2000)")
+                       help="tokens of a sentence (default: 100 500 2000)")
     bench.add_argument("--batches", type=int, nargs="+", default=[1], metavar="B",
                        help="sentences (default: 1)")
+    bench.add_argument("--ragged", action="store_true",
+                       help="lengths fall evenly to a twentieth of that (beam_tree)")
     bench.add_argument("--dim", type=int, default=128, help="width of a state (default: 128)")
     bench.add_argument("--threads", type=int, default=1, help="of PyTorch (default: 1)")
     bench.add_argument("--repeats", type=int, default=3, help="steps of each form (default: 3)")
@@ -160,16 +162,16 @@ def data(
 def bench(
     words: argparse.Namespace,     # what `parser` understood
 ) -> str:                          # what to say
-    "Measure a step of training in all its forms."
+    "Measure an encoder in all its forms."
     from rvnnbook.lab.bench import bench as measured, bench_lines, findings
     from rvnnbook.lab.tables import as_text
     settings = {name: value for name, value in vars(words).items()
-                if name not in ("command", "encoder", "record")}
+                if name not in ("command", "subject", "record")}
     profile = "paper" if words.device == "cuda" else "cpu"
-    metrics = measured(settings, profile if words.record else None,
+    metrics = measured(words.subject, settings, profile if words.record else None,
                        lambda line: print(line, file=sys.stderr, flush=True))
-    return as_text(f"A training step of {words.encoder}, width {words.dim}",
-                   bench_lines(metrics), findings(metrics))
+    return as_text(f"A step of {words.subject}, width {words.dim}", bench_lines(metrics),
+                   findings(metrics))
 
 # %% ../nbs/cli.ipynb #9947fd4b
 def main(

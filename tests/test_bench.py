@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -15,11 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.cli import main
 from rvnnbook.lab import bench as module
-from rvnnbook.lab.bench import (FORMS, BenchError, agreement, bench, bench_crvnn, completed, bench_lines, bench_record, findings, fresh, growth, known_rounds, library,
-                                literal, measure, memory_level, memory_peak, problem, products, split_name, summarize, training_step)
+from rvnnbook.encoders.efficient_beam import EfficientBeam
+from rvnnbook.lab.bench import (SUBJECTS, BenchError, agreement, apart, beam_products, bench, bench_lines, bench_record, cases, completed, crvnn_products, findings, forms_of,
+                                fresh, growth, inference, known_counts, library_beam, library_crvnn, literal_beam, literal_crvnn, measure, memory_level,
+                                memory_peak, problem, recorded, replayed, split_name, spread, summarize, take_turns, training_step)
 from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read, validate
 
-TINY = dict(batch=1, dim=8)
+CRVNN, BEAM = SUBJECTS["crvnn"], SUBJECTS["beam_tree"]
+FORMS = CRVNN.forms
+TINY = dict(subject="crvnn", batch=1, dim=8)
 
 
 @pytest.fixture
@@ -39,10 +44,10 @@ def test_the_command(clone):
     assert check_results(clone / "nbs" / "results") == []
     assert record["profile"] == "cpu" and record["threads"] == 1 and record["finished"]
     assert record["parameters"] == {"lengths": "40", "batches": "1", "dim": 8, "threads": 1, "repeats": 1, "device": "cpu", "limit": 600.0,
-                                    "memory": None, "forms": "literal; library; library, checkpointed; products"}
+                                    "memory": None, "ragged": False, "forms": "literal; library; library, checkpointed; products"}
     assert {"rvnnbook.encoders.crvnn", "rvnnbook.layers.cells", "rvnnbook.lab.bench"} <= set(record["modules"])
     metrics = record["metrics"]
-    assert list(metrics) == [split_name(40, 1, form) for form in FORMS]
+    assert list(metrics) == [f"n = 40, batch 1, {form}" for form in FORMS]
     assert done.stderr.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
     for form, line in zip(FORMS, done.stdout.splitlines()[3:]):
         told = line.partition(form)[2].split() if form != "library" else line.partition("library")[2].split()
@@ -59,7 +64,7 @@ def test_forms_take_turns_and_medians_are_those_of_what_was_measured():
         found.append(measure(**task))
         return found[-1]
     forms = ("literal", "library", "products")
-    metrics = bench_crvnn((30, 40), (1, 2), dim=8, repeats=3, forms=forms, limit=5.0, one=one)
+    metrics = take_turns("crvnn", (30, 40), (1, 2), dim=8, repeats=3, forms=forms, limit=5.0, one=one)
     cases = [(length, batch) for batch, length in product((1, 2), (30, 40))]
     assert [(t["length"], t["batch"], t["form"]) for t in asked] == [(*case, form) for case in cases for _ in range(3) for form in forms]
     for case, form in product(cases, forms):
@@ -69,34 +74,34 @@ def test_forms_take_turns_and_medians_are_those_of_what_was_measured():
         assert (line["seconds"], line["fastest_s"], line["slowest_s"], line["count"]) == (median(seconds), min(seconds), max(seconds), 3)
         if form != "products":
             assert line["memory_mb"] == median(f["memory_mb"] for f in mine)
-            assert line["rounds"] == sum(mine[0]["rounds"]) / case[1]
+            assert line["rounds"] == sum(mine[0]["counts"]) / case[1]
     for place, task in enumerate(asked):
         if task["form"] == "products":
-            assert task["rounds"] == found[place - 1]["rounds"] and len(task["rounds"]) == task["batch"]
+            assert task["counts"] == found[place - 1]["counts"] and len(task["counts"]) == task["batch"]
 
 
 @pytest.mark.parametrize("length, batch, dim", [(30, 1, 8), (40, 3, 16), (150, 2, 4)])
 def test_all_forms_compute_the_same(length, batch, dim):
-    found = {form: measure(form, length, batch, dim, threads=torch.get_num_threads()) for form in FORMS[:3]}
+    found = {form: measure("crvnn", form, length, batch, dim, threads=torch.get_num_threads()) for form in FORMS[:3]}
     for form in FORMS[1:3]:
-        assert found[form]["rounds"] == found["literal"]["rounds"] and len(found[form]["rounds"]) == batch
+        assert found[form]["counts"] == found["literal"]["counts"] and len(found[form]["counts"]) == batch
         for name in ("root", "gradient"):
             wanted = torch.tensor(found["literal"][name])
             assert wanted.abs().max() > 1e-2
             torch.testing.assert_close(torch.tensor(found[form][name]), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
-    line = summarize({form: [found[form]] for form in FORMS[:2]})["library"]
+    line = summarize({form: [found[form]] for form in FORMS[:2]}, "rounds")["library"]
     differences = [(torch.tensor(found["library"][n], dtype=torch.double) - torch.tensor(found["literal"][n], dtype=torch.double)).abs().max()
                    / torch.tensor(found["literal"][n], dtype=torch.double).abs().max() for n in ("root", "gradient")]
     assert [line["root_gap"], line["gradient_gap"]] == pytest.approx([float(d) for d in differences], rel=1e-12, abs=0)
 
 
 def test_a_step_is_the_gradient_of_direction_and_penalty():
-    encoder, x, mask, direction = problem(30, 2, 8)
+    encoder, x, mask, direction = problem(CRVNN.make, 30, 2, 8)
     encoder.penalty = 10.0
     out = encoder(x, mask)
     wanted = torch.autograd.grad((out.root * direction).sum() + out.loss, encoder.leaf.bias)[0]
     alone = torch.autograd.grad((encoder(x, mask).root * direction).sum(), encoder.leaf.bias)[0]
-    for form in (literal, library):
+    for form in (literal_crvnn, library_crvnn):
         training_step(form, encoder, x, mask, direction)
         training_step(form, encoder, x, mask, direction)              # gradients do not add up
         torch.testing.assert_close(encoder.leaf.bias.grad, wanted, rtol=1e-4, atol=1e-5)
@@ -116,7 +121,7 @@ class Count(TorchDispatchMode):
 
 @pytest.mark.parametrize("rounds", [[3], [2, 5, 5]])
 def test_the_products_are_those_of_cell_and_scorer(rounds):
-    work = products(problem(20, len(rounds), 8)[0], 20, rounds)
+    work = crvnn_products(problem(CRVNN.make, 20, len(rounds), 8)[0], [20] * len(rounds), rounds)
     with Count() as count:
         work()
     cell, scorer = 16 * 32 + 32 * 32, (5 * 8 + 64) * 8 + 8
@@ -124,24 +129,177 @@ def test_the_products_are_those_of_cell_and_scorer(rounds):
 
 
 def test_the_products_are_measured_for_the_rounds_of_the_library():
-    assert known_rounds({"literal": [{"rounds": [5]}], "library": [{"rounds": [4]}]}) == [4]
+    assert known_counts({"literal": [{"counts": [5]}], "library": [{"counts": [4]}]}) == [4]
     with Count() as count:
-        measure("products", length=20, batch=2, dim=8, rounds=[40, 30])
+        measure("crvnn", "products", length=20, batch=2, dim=8, counts=[40, 30])
     one = 3 * 2 * (16 * 32 + 32 * 32 + (5 * 8 + 64) * 8 + 8)           # a position, a round
     assert count.total == one * (19 * 70 + 7)                          # seven positions and one round of eight tokens go first
 
 
 def test_no_form_has_fewer_products_than_the_floor():
-    encoder, x, mask, direction = problem(60, 1, 16)
+    encoder, x, mask, direction = problem(CRVNN.make, 60, 1, 16)
     counts = {}
-    for form in (literal, library):
+    for form in (literal_crvnn, library_crvnn):
         with Count() as count:
             training_step(form, encoder, x, mask, direction)
         counts[form] = count.total
     rounds = encoder(x, mask, trace=True).trace["rounds"].tolist()
     with Count() as count:
-        products(encoder, 60, rounds)()
-    assert count.total <= counts[library] < 1.2 * count.total and counts[library] < counts[literal] < 1.4 * count.total
+        crvnn_products(encoder, [60], rounds)()
+    assert count.total <= counts[library_crvnn] < 1.2 * count.total and counts[library_crvnn] < counts[literal_crvnn] < 1.4 * count.total
+
+
+# ---- the beam
+
+def test_the_command_measures_the_beam(clone, monkeypatch, capsys):
+    "Six forms, a ragged batch; all in this process, but for one at the end."
+    monkeypatch.chdir(clone)
+    tasks = []
+    def one(task, limit):
+        tasks.append(task)
+        return measure(**task)
+    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": one})
+    assert main("bench beam_tree --lengths 12 --batches 3 --ragged --dim 8 --repeats 1 --record".split()) == 0
+    out, err = capsys.readouterr()
+    record, = read("bench_beam_tree", clone / "nbs" / "results")
+    assert record["parameters"]["ragged"] is True and record["parameters"]["forms"] == "; ".join(BEAM.forms)
+    assert "rvnnbook.encoders.efficient_beam" in record["modules"] and "rvnnbook.lab.bench" in record["modules"]
+    metrics = record["metrics"]
+    assert list(metrics) == [f"n <= 12, batch 3, {form}" for form in BEAM.forms]
+    assert err.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
+    assert "gradient_gap" in metrics["n <= 12, batch 3, library"] and "gradient_gap" not in metrics["n <= 12, batch 3, library, inference"]
+    assert all(metrics[f"n <= 12, batch 3, library{how}"]["root_gap"] < 1e-4 for how in ("", ", inference"))
+    for sentence in findings(metrics):
+        assert sentence in out
+    assert "n <= 12, batch 3, library, inference:" in out
+    found, again = (way(tasks[1]) for way in (fresh, lambda task: measure(**task)))
+    assert tasks[1]["form"] == "library" and found["counts"] == again["counts"] and apart(found, again)["root_gap"] < 1e-4
+
+
+def test_the_command_knows_what_can_be_measured(capsys):
+    for subject in SUBJECTS:
+        assert main(["bench", subject, "--lengths", "1"]) == 2
+        assert "lengths must be" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["bench", "abacus"])
+    said = capsys.readouterr().err
+    assert re.findall(r"\w+", said[said.rindex("choose from"):])[2:] == list(SUBJECTS)
+
+
+@given(st.integers(2, 300), st.integers(1, 40))
+def test_ragged_lengths_fall_evenly(length, batch):
+    lengths = spread(length, batch, ragged=True)
+    assert len(lengths) == batch and lengths[0] == length and min(lengths) == lengths[-1] >= 1
+    assert batch == 1 or abs(lengths[-1] - length / 20) <= 0.5 or lengths[-1] == 1
+    steps = [one - other for one, other in zip(lengths, lengths[1:])]
+    assert not steps or max(steps) - min(steps) <= 2 and min(steps) >= 0                # rounded at both ends
+    mask = problem(EfficientBeam, length, batch, 2, ragged=True)[2]
+    assert mask.sum(1).tolist() == lengths and spread(length, batch) == [length] * batch
+
+
+@pytest.mark.parametrize("length, batch, ragged", [(2, 1, False), (25, 2, False), (30, 4, True)])
+def test_the_forms_of_the_beam_compute_the_same(length, batch, ragged):
+    found = {form: measure("beam_tree", form, length, batch, 8, threads=torch.get_num_threads(), ragged=ragged)
+             for form in BEAM.forms if not form.startswith("products")}
+    for how, names in (("", ("root", "exact", "gradient")), (", inference", ("root", "exact"))):
+        one, other = found["literal" + how], found["library" + how]
+        assert set(one) == {"seconds", "memory_mb", *names} and set(other) - set(one) == ({"counts"} if not how else set())
+        for name in names:
+            wanted = torch.tensor(one[name], dtype=torch.double)
+            limit = 1e-12 if name == "exact" else 1e-4
+            torch.testing.assert_close(torch.tensor(other[name], dtype=torch.double), wanted, rtol=limit, atol=limit * float(wanted.abs().max()))
+            assert wanted.abs().max() > 1e-2
+    assert length == 2 or apart(found["library, inference"], found["library"])["root_gap"] > 1e-3          # noise chooses other trees
+
+
+def test_every_form_draws_the_same_noise_every_time():
+    encoder, *inputs = problem(BEAM.make, 20, 2, 8)
+    roots = [training_step(form, encoder, *inputs)[0] for form in (literal_beam, library_beam) * 2]
+    for root in roots[1:]:
+        torch.testing.assert_close(root, roots[0], rtol=1e-4, atol=1e-5)
+    calm = inference(library_beam, encoder, *inputs)[0]
+    with torch.no_grad():
+        assert not encoder.training and torch.equal(calm, encoder(*inputs[:2]).root) and (calm - roots[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_beams_products_are_those_of_its_cell(ragged):
+    "K rows in each step for the sentences that go on, and three times M."
+    encoder, x, mask, direction = problem(BEAM.make, 20, 3, 8, ragged=ragged)
+    lengths, counts = spread(20, 3, ragged), replayed(encoder, x, mask)
+    assert all(n - 1 <= count <= 5 * (n - 1) for n, count in zip(lengths, counts))
+    with Count() as count:
+        beam_products(encoder, lengths, counts)()
+    cell = 2 * (16 * 32 + 32 * 32)
+    assert count.total == cell * (5 * sum(n - 1 for n in lengths) + 3 * sum(counts))
+    with Count() as searched:
+        beam_products(encoder, lengths, [0] * 3)()
+    assert searched.total == cell * 5 * sum(n - 1 for n in lengths)
+    forms = {}
+    for form, take in ((literal_beam, training_step), (library_beam, training_step), (library_beam, inference)):
+        with Count() as forms[form, take]:
+            take(form, encoder.train(), x, mask, direction)
+    assert count.total < forms[library_beam, training_step].total < forms[literal_beam, training_step].total
+    assert searched.total < forms[library_beam, inference].total < 1.8 * searched.total               # leaves and the scorer
+
+
+def test_the_beams_products_wait_for_the_library():
+    asked = []
+    def one(task, limit):
+        asked.append(task)
+        return {"failed": {"out_of_memory": 1}} if task["form"] == "library" else measure(**task)
+    metrics = take_turns("beam_tree", (12,), (2,), dim=8, repeats=2, one=one)
+    assert metrics["n = 12, batch 2, products"] == {"nodes_unknown": 1} and metrics["n = 12, batch 2, library"] == {"out_of_memory": 1}
+    assert [task["counts"] for task in asked if "counts" in task] == [[0, 0]] * 2
+    assert metrics["n = 12, batch 2, products, inference"]["count"] == 2
+    assert findings(metrics)[-2:-1] == ["Without a result: n = 12, batch 2, library (out of memory); n = 12, batch 2, products (nodes unknown)."]
+
+
+def test_a_choice_tipped_by_rounding_is_no_mistake():
+    one = {"root": [[1.0, 2.0]], "gradient": [3.0], "exact": [[1.0, 2.0]]}
+    tipped, wrong = one | {"root": [[2.0, 1.0]], "gradient": [5.0]}, one | {"root": [[2.0, 1.0]], "exact": [[1.0, 2.5]]}
+    assert apart(tipped, one) == {"root_gap": 0.0, "tipped": 1} and apart(one, one) == {"root_gap": 0.0, "gradient_gap": 0.0}
+    assert apart(one | {"gradient": [6.0]}, one) == {"root_gap": 0.0, "gradient_gap": 1.0}
+    said = [agreement({"n = 9, batch 1, library": apart(found, one)}) for found in (one, tipped, wrong, one | {"gradient": [6.0]})]
+    assert [len(sentences) for sentences in said] == [1, 2, 1, 1] and [sentences[0][:6] == "BEWARE" for sentences in said] == [False, False, True, True]
+    assert said[1][1].startswith("At n = 9, batch 1, library rounding tipped a choice")
+    nan = one | {"root": [[math.nan, 1.0]], "exact": [[math.nan, 1.0]]}
+    assert agreement({"n = 9, batch 1, library": apart(nan, one)})[0].startswith("BEWARE")
+
+
+def test_inference_is_compared_with_inference():
+    seconds = dict(zip(BEAM.forms, (8.0, 2.0, 1.0, 4.0, 2.0, 0.5)))
+    metrics = {split_name(9, 2, form, ragged=True): {"seconds": s, "nodes": 7.0} for form, s in seconds.items()}
+    lines = bench_lines(metrics)
+    assert lines[0][9] == "nodes" and [line[9] for line in lines[2:]] == ["7.0"] * 6 and [line[0] for line in lines[2:]] == ["n <= 9, batch 2"] + [""] * 5
+    assert [line[6] for line in lines[2:]] == ["1", "0.25", "0.125", "1", "0.5", "0.125"] and [line[8] for line in lines[2:]] == ["8", "2", "1", "8", "4", "1"]
+    assert findings(metrics) == ["n <= 9, batch 2, library: 0.25 times the literal form's time, 2 times the time of the products alone.",
+                                 "n <= 9, batch 2, library, inference: 0.5 times the literal form's time, 4 times the time of the products alone."]
+    wider = metrics | {split_name(18, 2, form, ragged=True): {"seconds": 4 * s} for form, s in seconds.items()}
+    assert "Between n <= 9 and n <= 18, batch 2, time grows like n^2.0 (literal), n^2.0 (library)" in findings(wider)[2]
+    assert forms_of(wider) == list(BEAM.forms) and cases(wider) == {"n <= 9, batch 2": (9, 2), "n <= 18, batch 2": (18, 2)}
+
+
+def test_the_last_record_of_its_kind_is_shown(clone, monkeypatch):
+    monkeypatch.chdir(clone)
+    assert recorded("beam_tree") == ({}, ["There is no record yet."])
+    for number, ragged in enumerate((False, False, True)):
+        metrics = {split_name(9, 1, "library", ragged): {"seconds": 1.0 + number}}
+        append(bench_record("beam_tree", metrics, dict(lengths=[9], ragged=ragged), code_hashes(), 1.0))
+    for ragged, seconds in ((False, 2.0), (True, 3.0)):
+        metrics, (said,) = recorded("beam_tree", ragged)
+        assert metrics[split_name(9, 1, "library", ragged)]["seconds"] == seconds and said.startswith("Width 128; ")
+
+
+def test_the_records_that_are_kept_can_be_read():
+    "The first was made before there was a second subject."
+    records = read("bench_crvnn", Path(__file__).parents[1] / "nbs" / "results")
+    assert records
+    for record in records:
+        metrics = record["metrics"]
+        lines, said = bench_lines(metrics), findings(metrics)
+        assert forms_of(metrics) == list(FORMS) and len(lines) == 2 + len(metrics) and lines[0][9] == "rounds"
+        assert said[0].startswith("n = ") and any(sentence.startswith("Roots and gradients agree") for sentence in said)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux forgets a peak")
@@ -158,30 +316,36 @@ def test_the_peak_is_of_memory_in_use_and_begins_anew():
 
 def test_a_process_counts_its_own_memory_and_not_its_parents():
     ballast = torch.ones(100_000_000)                                  # 400 MB
-    found = fresh(dict(form="literal", length=500, batch=1, dim=2))
+    found = fresh(dict(subject="crvnn", form="literal", length=500, batch=1, dim=2))
     del ballast
-    rounds, matrix = found["rounds"][0], 500 * 500 * 4 / 1e6
+    rounds, matrix = found["counts"][0], 500 * 500 * 4 / 1e6
     assert 4 * rounds * matrix < found["memory_mb"] < 40 * rounds * matrix       # that is 16 to 160 MB for 16 rounds
     assert found["seconds"] > 0
 
 
 def test_the_checkpointed_form_keeps_less():
-    kept = {form: fresh(dict(form=form, length=300, batch=1, dim=32))["memory_mb"] for form in FORMS[1:3]}
+    kept = {form: fresh(dict(subject="crvnn", form=form, length=300, batch=1, dim=32))["memory_mb"] for form in FORMS[1:3]}
     assert kept["library, checkpointed"] < 0.7 * kept["library"]
 
 
 def test_what_fails_is_told(tmp_path):
     "Too little memory for a step, then no rounds for the products."
     told = []
-    metrics = bench_crvnn((1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), tell=told.append)
+    metrics = take_turns("crvnn", (1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), tell=told.append)
     assert metrics == {"n = 1000, batch 1, literal": {"out_of_memory": 1}, "n = 1000, batch 1, products": {"rounds_unknown": 1}}
     assert told == ["n = 1000, batch 1, literal: out of memory", "n = 1000, batch 1, products: rounds unknown"]      # and not tried again
     assert [line[:3] for line in bench_lines(metrics)[2:]] == [["n = 1000, batch 1", "literal", "out of memory"], ["", "products", "rounds unknown"]]
     assert findings(metrics) == ["Without a result: n = 1000, batch 1, literal (out of memory); n = 1000, batch 1, products (rounds unknown)."]
     settings = dict(lengths=[1000], batches=[1], dim=2, threads=1, repeats=2, device="cpu", memory=20)
-    record = bench_record(metrics, settings, code_hashes(), 2.5)
+    record = bench_record("crvnn", metrics, settings, code_hashes(), 2.5)
     append(record, folder=tmp_path)
     assert read("bench_crvnn", tmp_path) == [record] and record["metrics"] == metrics and record["wall_s"] == 2.5
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
+def test_whoever_runs_out_of_memory_says_so_in_his_own_words():
+    "Here it is oneDNN, which could not create a primitive."
+    assert fresh(dict(subject="beam_tree", form="literal", length=100, batch=8, dim=128, memory=300)) == {"failed": {"out_of_memory": 1}}
 
 
 def test_what_takes_too_long_is_told():
@@ -189,7 +353,7 @@ def test_what_takes_too_long_is_told():
 
 
 def test_what_is_wrong_otherwise_stops_everything():
-    with pytest.raises(BenchError, match="literal, n = 20: RuntimeError: .*abacus"):
+    with pytest.raises(BenchError, match="crvnn, literal, n = 20: RuntimeError: .*abacus"):
         fresh(dict(form="literal", length=20, device="abacus", **TINY))
 
 
@@ -273,38 +437,41 @@ def test_a_gap_that_is_large_or_no_number_is_told(gaps):
     (dict(memory=0), "memory must be whole numbers from 1, each once, got 0"), (dict(memory=2.5), "memory must be"),
     (dict(forms=("literal", "libary")), "forms must be some of .* got .*libary"), (dict(forms="library"), "forms must be"),
     (dict(forms=()), "forms must be"), (dict(forms=("library", "library")), "forms must be"), (dict(limit="60"), "limit must be"),
-    (dict(limit=math.inf), "limit must be"), (dict(length=20), "unknown settings length; known: lengths, batches"), (dict(one=measure), "unknown settings one")])
+    (dict(ragged=1), "ragged must be False for crvnn, got 1"), (dict(ragged=True), "ragged must be False for crvnn, got True"),
+    (dict(forms=("library, inference",)), "forms must be"), (dict(limit=math.inf), "limit must be"), (dict(length=20), "unknown settings length; known: lengths, batches"), (dict(one=measure), "unknown settings one")])
 def test_what_cannot_be_measured_is_refused_first(settings, said):
     told = []
     with pytest.raises(ValueError, match=said):
-        bench({"lengths": (20,), "dim": 8, "repeats": 1} | settings, tell=told.append)
+        bench("crvnn", {"lengths": (20,), "dim": 8, "repeats": 1} | settings, tell=told.append)
     assert told == []
     with pytest.raises(ValueError, match="lengths must be given"):
-        bench({"dim": 8}, tell=told.append)
+        bench("crvnn", {"dim": 8}, tell=told.append)
+    with pytest.raises(ValueError, match="one of crvnn, beam_tree, got 'abacus'"):
+        bench("abacus", {"lengths": (20,)}, tell=told.append)
 
 
 def test_no_limit_of_memory_where_there_is_no_way_to_set_one(tmp_path, monkeypatch):
-    fine = completed({"lengths": (20,), "memory": 50})
+    fine = completed("crvnn", {"lengths": (20,), "memory": 50})
     assert fine["memory"] == 50 and fine["device"] == "cpu" and fine["repeats"] == 3 and fine["forms"] == FORMS
     monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.strip("/"))            # as on a system without /proc
     with pytest.raises(ValueError, match="on Linux only"):
-        completed({"lengths": (20,), "memory": 50})
-    assert completed({"lengths": (20,)})["memory"] is None
+        completed("crvnn", {"lengths": (20,), "memory": 50})
+    assert completed("crvnn", {"lengths": (20,)})["memory"] is None
 
 
 def test_an_unknown_form_is_not_measured_as_another():
     with pytest.raises(ValueError, match="form must be one of .* got 'libary'"):
-        measure("libary", length=20, **TINY)
+        measure(form="libary", length=20, **TINY)
 
 
 def test_only_lengths_need_be_given(clone, monkeypatch):
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(module.bench_crvnn, "__kwdefaults__", module.bench_crvnn.__kwdefaults__ | {"one": lambda task, limit: measure(**task)})
-    metrics = bench({"lengths": (20,), "forms": ("products", "library")}, "cpu")
+    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": lambda task, limit: measure(**task)})
+    metrics = bench("crvnn", {"lengths": (20,), "forms": ("products", "library")}, "cpu")
     record, = read("bench_crvnn", clone / "nbs" / "results")
     assert record["metrics"] == metrics and list(metrics) == ["n = 20, batch 1, library", "n = 20, batch 1, products"]   # the rounds come first
     assert record["parameters"] == {"lengths": "20", "batches": "1", "dim": 128, "threads": 1, "repeats": 3, "device": "cpu", "limit": 600.0,
-                                    "memory": None, "forms": "products; library"}
+                                    "memory": None, "ragged": False, "forms": "products; library"}
 
 
 @pytest.mark.parametrize("error", [BenchError("broken"), KeyboardInterrupt()])
@@ -315,13 +482,13 @@ def test_what_was_measured_outlives_what_breaks(error, clone, monkeypatch, capsy
         return measure(**task)
     kept = {}
     with pytest.raises(type(error)):
-        bench_crvnn((20,), dim=8, one=breaks, into=kept)
+        take_turns("crvnn", (20,), dim=8, one=breaks, into=kept)
     assert list(kept) == [split_name(20, 1, form) for form in FORMS[:3]] and all(line["seconds"] > 0 for line in kept.values())
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(module.bench_crvnn, "__kwdefaults__", module.bench_crvnn.__kwdefaults__ | {"one": breaks})
+    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": breaks})
     told = []
     with pytest.raises(type(error)):
-        bench({"lengths": (20,), "dim": 8}, "cpu", told.append)
+        bench("crvnn", {"lengths": (20,), "dim": 8}, "cpu", told.append)
     shown = capsys.readouterr().err
     assert len(told) == 3 and all(line.split()[-2] in shown for line in told) and "not recorded" in shown
     assert read("bench_crvnn", clone / "nbs" / "results") == []
@@ -333,9 +500,9 @@ def test_what_cannot_be_recorded_is_shown(clone, monkeypatch, capsys):
         found = measure(**task)
         return found | {"root": [[math.nan] * 8]} if task["form"] == "library" else found
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(module.bench_crvnn, "__kwdefaults__", module.bench_crvnn.__kwdefaults__ | {"one": wrong})
+    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": wrong})
     with pytest.raises(ValueError):
-        bench({"lengths": (20,), "dim": 8, "repeats": 1, "forms": FORMS[:2]}, "cpu")
+        bench("crvnn", {"lengths": (20,), "dim": 8, "repeats": 1, "forms": FORMS[:2]}, "cpu")
     shown = capsys.readouterr().err
     assert "BEWARE: the forms differ by nan" in shown and "n = 20, batch 1" in shown
 
@@ -356,7 +523,7 @@ def test_growth_of_a_power(power, scale, lengths):
 
 def test_a_record_that_was_changed_is_refused():
     settings = dict(lengths=[100, 400], batches=[1], dim=8, threads=1, repeats=1, device="cpu", memory=None)
-    record = bench_record(made(literal=(1.0, 2.0)), settings, code_hashes(), 1.0)
+    record = bench_record("crvnn", made(literal=(1.0, 2.0)), settings, code_hashes(), 1.0)
     assert validate(json.loads(json.dumps(record))) == record and record["parameters"]["lengths"] == "100 400"
     with pytest.raises(RecordError, match="changed after it was written"):
         validate(json.loads(json.dumps(record).replace('"seconds": 2.0', '"seconds": 1.5')))

@@ -16,6 +16,7 @@ from rvnnbook.lab.rerun import (ParameterError, check_parameters, check_value, e
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
+EXPERIMENTS = ["ablation", "bench_beam_tree", "bench_crvnn", "gold_trees", "listops", "logic"]
 COMMAND = Path(sys.executable).with_name("rvnnbook")
 
 
@@ -57,10 +58,10 @@ def test_one_smoke_rerun(tmp_path):
     shown = "".join("".join(o.get("data", {}).get("text/plain", "")) for c in cells for o in c.get("outputs", []))
     assert "'seed': 1" in shown and "'draws': 2000" in shown
     beside = [name for name in files(ROOT / "nbs" / "experiments") if ".ipynb_checkpoints" not in name]
-    assert beside == ["ablation.ipynb", "bench_crvnn.ipynb", "gold_trees.ipynb", "listops.ipynb", "logic.ipynb"], "an experiment writes nothing beside itself"
+    assert beside == [f"{name}.ipynb" for name in EXPERIMENTS], "an experiment writes nothing beside itself"
 
 
-@pytest.mark.parametrize("name", ["ablation", "bench_crvnn", "gold_trees", "listops", "logic"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_smoke_profile_of_an_experiment_is_quick(name):
     record = json.loads((ROOT / f"build/executed/nbs/experiments/{name}.json").read_text())
     assert sum(cell["lesson"] for cell in record["cells"]) <= 20
