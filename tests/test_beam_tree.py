@@ -13,7 +13,6 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap, tree_from_steps
 from rvnnbook.encoders.beam_tree import (
     BeamTree,
     beam_step,
-    compose_chosen,
     cut,
     expand,
     merges_of,
@@ -21,6 +20,7 @@ from rvnnbook.encoders.beam_tree import (
     search,
     steps_from_merges,
 )
+from rvnnbook.encoders.greedy_tree import merge
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.topk import choice_matrix, one_soft
 from tests import golden
@@ -383,7 +383,7 @@ def test_one_node_less(n, seed):
     torch.manual_seed(seed)
     states, parents = torch.randn(1, 1, n, 2), torch.randn(1, 1, n - 1, 2)
     for j in range(n - 1):
-        found = compose_chosen(states, parents, torch.eye(n - 1)[j][None, None])[0, 0]
+        found = merge(states, parents, torch.eye(n - 1)[j][None, None])[0, 0]
         assert found.equal(torch.stack([*states[0, 0, :j], parents[0, 0, j], *states[0, 0, j + 2:]]))
 
 

@@ -13,17 +13,18 @@ from ..core import Encoding, check_batch
 from .crvnn import check_choice
 from .rvnn import compose_posted
 from ..layers.cells import make_cell
-from ..layers.topk import EPSILON
+from ..layers.topk import gumbel_noise
 
 # %% ../../nbs/greedy_tree.ipynb #0e0cd876
 def merge(
-    states: Tensor,        # h, nodes, (B, M, D)
-    parents: Tensor,       # p, the parent each pair would have, (B, M-1, D)
-    picked: Tensor,        # y, 1 at the pair that is taken, else 0, (B, M-1)
-) -> Tensor:               # h', nodes with the parent in place of its children, (B, M-1, D)
-    "Put one parent in the place of its children, in every sentence (Choi et al. 2018)."
-    here, passed = picked[..., None], picked.cumsum(1)[..., None]
-    return here * parents + (1 - passed) * states[:, :-1] + (passed - here) * states[:, 1:]
+    states: Tensor,        # h, nodes, (..., M, D)
+    parents: Tensor,       # p, the parent each pair would have, (..., M-1, D)
+    picked: Tensor,        # y, 1 at the pair that is taken, else 0, (..., M-1)
+) -> Tensor:               # h', nodes with the parent in place of its children, (..., M-1, D)
+    "Put one parent in the place of its children, in every row of nodes (Choi et al. 2018)."
+    here, passed = picked[..., None], picked.cumsum(-1)[..., None]
+    stay, move = states[..., :-1, :], states[..., 1:, :]
+    return here * parents + (1 - passed) * stay + (passed - here) * move
 
 def best_pair(
     scores: Tensor,        # u, how much each pair should be composed, (B, M)
@@ -175,10 +176,10 @@ def tree_noise(
     "Gumbel noise for every round, for each sentence from a seed of its own."
     pairs, device = (mask.sum(1) - 1).tolist(), "cpu" if generator is None else generator.device
     seeds = torch.randint(2**62, (len(mask),), generator=generator, device=device).tolist()
-    uniform, own = torch.zeros(max(pairs), len(mask), mask.shape[1] - 1), torch.Generator()
+    noise, own = torch.zeros(max(pairs), len(mask), mask.shape[1] - 1), torch.Generator()
     for b, (n, seed) in enumerate(zip(pairs, seeds)):
-        uniform[:n, b, :n].uniform_(generator=own.manual_seed(seed))
-    return -(-(uniform.to(mask.device) + EPSILON).log() + EPSILON).log()
+        noise[:n, b, :n] = gumbel_noise(noise[:n, b, :n], own.manual_seed(seed))
+    return noise.to(mask.device)
 
 # %% ../../nbs/greedy_tree.ipynb #6c4ea6a4
 def straight_through(
