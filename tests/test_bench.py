@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.cli import main
+from rvnnbook.encoders import compiled_beam, efficient_beam
 from rvnnbook.lab import bench as module
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.bench import (SUBJECTS, BenchError, agreement, apart, beam_products, bench, bench_lines, bench_record, cases, completed, crvnn_products, findings, forms_of,
                                 fresh, growth, inference, known_counts, library_beam, library_crvnn, literal_beam, literal_crvnn, measure, memory_level,
-                                memory_peak, problem, recorded, replayed, split_name, spread, summarize, take_turns, training_step)
+                                memory_peak, problem, recorded, replayed, split_name, spread, summarize, take_turns, training_step,
+                                usual_forms)
 from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read, validate
 
 CRVNN, BEAM = SUBJECTS["crvnn"], SUBJECTS["beam_tree"]
-FORMS = CRVNN.forms
+FORMS = tuple(CRVNN.forms)
 TINY = dict(subject="crvnn", batch=1, dim=8)
 
 
@@ -152,7 +154,7 @@ def test_no_form_has_fewer_products_than_the_floor():
 # ---- the beam
 
 def test_the_command_measures_the_beam(clone, monkeypatch, capsys):
-    "Six forms, a ragged batch; all in this process, but for one at the end."
+    "Eight forms, a ragged batch; all in this process, but for one at the end."
     monkeypatch.chdir(clone)
     tasks = []
     def one(task, limit):
@@ -168,7 +170,7 @@ def test_the_command_measures_the_beam(clone, monkeypatch, capsys):
     assert list(metrics) == [f"n <= 12, batch 3, {form}" for form in BEAM.forms]
     assert err.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
     assert "gradient_gap" in metrics["n <= 12, batch 3, library"] and "gradient_gap" not in metrics["n <= 12, batch 3, library, inference"]
-    assert all(metrics[f"n <= 12, batch 3, library{how}"]["root_gap"] < 1e-4 for how in ("", ", inference"))
+    assert all(metrics[f"n <= 12, batch 3, library{how}"]["root_gap"] < 1e-4 for how in ("", ", compiled", ", inference", ", compiled inference"))
     for sentence in findings(metrics):
         assert sentence in out
     assert "n <= 12, batch 3, library, inference:" in out
@@ -186,6 +188,25 @@ def test_the_command_knows_what_can_be_measured(capsys):
     assert re.findall(r"\w+", said[said.rindex("choose from"):])[2:] == list(SUBJECTS)
 
 
+def test_a_form_is_what_its_name_says(monkeypatch):
+    searches = []
+    for name in ("search", "compiled_search"):
+        where = compiled_beam if name == "compiled_search" else efficient_beam
+        form = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *args, form=form, name=name: searches.append(name) or form(*args))
+    for form in BEAM.forms:
+        searches.clear()
+        if form.startswith("library"):
+            measure("beam_tree", form, 40, 1, 4)
+            first = "compiled_search" if "compiled" in form else "search"
+            assert searches[:2] == [first, first] and searches[-1] == first
+    assert usual_forms("beam_tree") == tuple(BEAM.forms) and "library, compiled" not in usual_forms("beam_tree", "cuda")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="forms must be some of"):
+        take_turns("beam_tree", (5,), forms=("library, compiled",))
+    assert [form for form in BEAM.forms if form not in usual_forms("beam_tree")] == ["library, compiled", "library, compiled inference"]
+
+
 @given(st.integers(2, 300), st.integers(1, 40))
 def test_ragged_lengths_fall_evenly(length, batch):
     lengths = spread(length, batch, ragged=True)
@@ -201,8 +222,11 @@ def test_ragged_lengths_fall_evenly(length, batch):
 def test_the_forms_of_the_beam_compute_the_same(length, batch, ragged):
     found = {form: measure("beam_tree", form, length, batch, 8, threads=torch.get_num_threads(), ragged=ragged)
              for form in BEAM.forms if not form.startswith("products")}
-    for how, names in (("", ("root", "exact", "gradient")), (", inference", ("root", "exact"))):
-        one, other = found["literal" + how], found["library" + how]
+    for literal, library, names in (
+            ("literal", "library", ("root", "exact", "gradient")), ("literal, inference", "library, inference", ("root", "exact")),
+            ("literal", "library, compiled", ("root", "exact", "gradient")),
+            ("literal, inference", "library, compiled inference", ("root", "exact"))):
+        one, other, how = found[literal], found[library], literal != "literal"
         assert set(one) == {"seconds", "memory_mb", *names} and set(other) - set(one) == ({"counts"} if not how else set())
         for name in names:
             wanted = torch.tensor(one[name], dtype=torch.double)
@@ -248,7 +272,8 @@ def test_the_beams_products_wait_for_the_library():
     def one(task, limit):
         asked.append(task)
         return {"failed": {"out_of_memory": 1}} if task["form"] == "library" else measure(**task)
-    metrics = take_turns("beam_tree", (12,), (2,), dim=8, repeats=2, one=one)
+    forms = [form for form in BEAM.forms if "compiled" not in form]
+    metrics = take_turns("beam_tree", (12,), (2,), dim=8, repeats=2, forms=forms, one=one)
     assert metrics["n = 12, batch 2, products"] == {"nodes_unknown": 1} and metrics["n = 12, batch 2, library"] == {"out_of_memory": 1}
     assert [task["counts"] for task in asked if "counts" in task] == [[0, 0]] * 2
     assert metrics["n = 12, batch 2, products, inference"]["count"] == 2
@@ -268,7 +293,7 @@ def test_a_choice_tipped_by_rounding_is_no_mistake():
 
 
 def test_inference_is_compared_with_inference():
-    seconds = dict(zip(BEAM.forms, (8.0, 2.0, 1.0, 4.0, 2.0, 0.5)))
+    seconds = dict(zip((form for form in BEAM.forms if "compiled" not in form), (8.0, 2.0, 1.0, 4.0, 2.0, 0.5)))
     metrics = {split_name(9, 2, form, ragged=True): {"seconds": s, "nodes": 7.0} for form, s in seconds.items()}
     lines = bench_lines(metrics)
     assert lines[0][9] == "nodes" and [line[9] for line in lines[2:]] == ["7.0"] * 6 and [line[0] for line in lines[2:]] == ["n <= 9, batch 2"] + [""] * 5
@@ -277,7 +302,7 @@ def test_inference_is_compared_with_inference():
                                  "n <= 9, batch 2, library, inference: 0.5 times the literal form's time, 4 times the time of the products alone."]
     wider = metrics | {split_name(18, 2, form, ragged=True): {"seconds": 4 * s} for form, s in seconds.items()}
     assert "Between n <= 9 and n <= 18, batch 2, time grows like n^2.0 (literal), n^2.0 (library)" in findings(wider)[2]
-    assert forms_of(wider) == list(BEAM.forms) and cases(wider) == {"n <= 9, batch 2": (9, 2), "n <= 18, batch 2": (18, 2)}
+    assert forms_of(wider) == list(seconds) and cases(wider) == {"n <= 9, batch 2": (9, 2), "n <= 18, batch 2": (18, 2)}
 
 
 def test_the_last_record_of_its_kind_is_shown(clone, monkeypatch):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, pad_batch, tree_from_steps
+from rvnnbook.encoders.compiled_beam import compiled_search
 from rvnnbook.encoders.efficient_beam import (EfficientBeam, LineageScores, PairScorer, Search, beam_search, choose, encode,
                                               final_trees, first_scores, label, literal_search, merge, mix, plan_replay, replay,
                                               search, still_going, trace_back)
@@ -53,10 +54,11 @@ def assert_same(found, expected, tolerance=1e-9):
 
 @few
 @given(lengths, st.integers(1, 7), seeds, st.booleans(), st.sampled_from([0.0, 0.3]), st.sampled_from([1.0, 30.0, 3000.0]),
-       st.sampled_from(["gelu", "relu"]), st.integers(0, 2))
-@example([9, 1, 2, 7], 5, 0, True, 0.3, 300.0, "gelu", 2)
-def test_arena_is_literal_form(sizes, beam, seed, train, dropout, sharper, activation, padding):
-    encoder = make(seed, beam, sharper, train, dropout=dropout, activation=activation)
+       st.sampled_from(["gelu", "relu"]), st.integers(0, 2), st.booleans())
+@example([9, 1, 2, 7], 5, 0, True, 0.3, 300.0, "gelu", 2, False)
+@example([9, 1, 2, 7], 5, 0, True, 0.3, 300.0, "gelu", 2, True)
+def test_arena_is_literal_form(sizes, beam, seed, train, dropout, sharper, activation, padding, compiled):
+    encoder = make(seed, beam, sharper, train, dropout=dropout, activation=activation, compiled=compiled)
     x, mask = batch_of(sizes, seed)
     x, mask = torch.nn.functional.pad(x, (0, 0, 0, padding)), torch.nn.functional.pad(mask, (0, padding))
     literal, arena = (answers(encoder, x, mask, form, seed) for form in (literal_search, beam_search))
@@ -64,8 +66,8 @@ def test_arena_is_literal_form(sizes, beam, seed, train, dropout, sharper, activ
 
 
 @few
-@given(lengths, st.integers(1, 6), seeds, st.booleans())
-def test_decisions_are_the_same(sizes, beam, seed, train):
+@given(lengths, st.integers(1, 6), seeds, st.booleans(), st.sampled_from([search, compiled_search]))
+def test_decisions_are_the_same(sizes, beam, seed, train, search):
     encoder, sizes = make(seed, beam, train=train), torch.tensor(sorted(sizes, reverse=True))
     leaves = torch.randn(len(sizes), int(sizes[0]), DIM, dtype=torch.float64)
     states, scores, trees = literal_search(encoder, leaves, sizes, torch.Generator().manual_seed(seed))

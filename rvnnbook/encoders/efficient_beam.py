@@ -62,11 +62,12 @@ class EfficientBeam(nn.Module):
         activation: str = "gelu",      # of the GRC: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
         noise: bool = True,            # choose with Gumbel noise in training
+        compiled: bool | None = None,  # search compiled; None: where it can be
     ):
         super().__init__()
         if beam < 1 or score_dim < 1:
             raise ValueError(f"beam and score_dim must be at least 1, got {beam} and {score_dim}")
-        self.dim, self.beam, self.noise = dim, beam, noise
+        self.dim, self.beam, self.noise, self.compiled = dim, beam, noise, compiled
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.grc = GRC(dim, hidden, activation, dropout)
         self.scorer = PairScorer(min(score_dim, dim))
@@ -574,7 +575,8 @@ def beam_search(
     trace: bool = False,   # tell the final trees
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search without gradients, then replay what survived (rir section 2)."
-    log = search(encoder, leaves.detach(), lengths, generator)
+    from rvnnbook.encoders.compiled_beam import choose_search
+    log = choose_search(encoder, leaves)(encoder, leaves.detach(), lengths, generator)
     lines = trace_back(log, lengths) if trace or torch.is_grad_enabled() else None
     trees = final_trees(lines, lengths, len(log.arena)) if trace else None
     if not torch.is_grad_enabled():

@@ -1,0 +1,216 @@
+"The compiled search: its loops against PyTorch and lists, its decisions against the plain search, with numba and without."
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from rvnnbook.core import batch_gap, pad_batch, padding_gap
+from rvnnbook.encoders.compiled_beam import (WORTH_IT, best, choose_pairs, choose_search, close_gap, compiled_search, gate_and_norm, log_sum,
+                                             score_pair)
+from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer, search, trace_back
+from rvnnbook.layers.cells import GRC
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).resolve().parents[1]
+DIM = 6
+few = settings(deadline=None, max_examples=40)
+sizes = st.lists(st.integers(1, 14), min_size=1, max_size=4)
+seeds = st.integers(0, 10**6)
+
+
+def make(seed=0, beam=3, sharper=1.0, train=False, dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    encoder = EfficientBeam(DIM, beam, **{"score_dim": 4, "hidden": 10, **options}).to(dtype).train(train)
+    with torch.no_grad():
+        encoder.scorer[1].weight *= sharper
+    return encoder
+
+
+def both(encoder, leaves, lengths, seed=0):
+    logs = []
+    for form in (search, compiled_search):
+        torch.manual_seed(seed)
+        logs.append(form(encoder, leaves, lengths, torch.Generator().manual_seed(seed)))
+    return logs
+
+
+# ---- loops
+
+@few
+@given(st.lists(st.floats(-800, 800) | st.just(-np.inf), min_size=1, max_size=30).filter(lambda row: max(row) > -np.inf))
+@example([-np.inf, 700.0])
+@example([-800.0, -800.0])
+def test_log_sum(values):
+    assert log_sum(np.array(values)) == pytest.approx(float(torch.tensor(values, dtype=torch.float64).logsumexp(0)), rel=1e-14)
+
+
+@few
+@given(st.lists(st.integers(-3, 3) | st.just(-np.inf), max_size=30), st.integers(1, 8), st.booleans(), seeds)
+def test_the_best_come_first_and_of_equals_the_first(values, count, noisy, seed):
+    values = np.array(values, dtype=float)
+    noise = np.random.default_rng(seed).integers(-2, 3, len(values) if noisy else 0).astype(float)
+    shaken = values + noise if noisy else values
+    expected = [place for place in np.argsort(-shaken, kind="stable") if shaken[place] > -np.inf][:count]
+    found = best(values, noise, count).tolist()
+    assert found == expected + [-1] * (count - len(expected))
+
+
+@few
+@given(st.integers(2, 9), st.data())
+def test_a_gap_is_closed(size, data):
+    pick, slack = data.draw(st.integers(0, size - 2)), data.draw(st.integers(0, 3))
+    row = [0, *range(11, 11 + size), 0] + [7] * slack
+    logits = [-np.inf, *(i / 8 for i in range(size - 1)), -np.inf] + [7.0] * slack
+    new_row, new_logits = np.full(len(row), -5), np.full(len(logits), np.nan)
+    close_gap(np.array(row), np.array(logits), size, pick, 99, new_row, new_logits)
+    assert new_row[:size + 1].tolist() == [*row[:pick + 1], 99, *row[pick + 3:size + 2]]
+    expected = [*logits[:pick], np.nan, np.nan, *logits[pick + 3:size + 1]]
+    np.testing.assert_array_equal(new_logits[:size], expected)
+    assert np.isnan(new_logits[size:]).all() and (new_row[size + 1:] == -5).all()
+
+
+@few
+@given(st.integers(1, 9), st.integers(1, 4), seeds)
+def test_cell_and_scorer_are_those_of_the_encoder(dim, rows, seed):
+    torch.manual_seed(seed)
+    cell, below = GRC(dim).double(), torch.randn(rows, 2 * dim).double() * 3
+    scorer = PairScorer(dim).double()
+    with torch.no_grad():
+        cell.norm.weight.normal_(), cell.norm.bias.normal_()
+        parts = cell.w2(cell.activation(cell.w1(below)))
+        found = gate_and_norm(parts.numpy(), below.numpy(), cell.norm.weight.numpy(), cell.norm.bias.numpy(), cell.norm.eps)
+        left, right = below.chunk(2, 1)
+        assert_close(torch.from_numpy(found), cell(left, right), rtol=1e-9, atol=1e-11)
+        as_right, as_left = torch.nn.functional.linear(below.view(-1, dim), *scorer.split()).chunk(2, 1)
+        score = score_pair(as_left[0].numpy(), as_right[1].numpy(), scorer[1].weight[0].numpy()) + float(scorer[1].bias)
+        assert score == pytest.approx(float(scorer(left[0], right[0])), rel=1e-10, abs=1e-12)
+
+
+def test_equal_pairs_are_taken_in_their_order():
+    scores, parents, picks, norms = np.array([0.0, -np.inf, -np.inf]), *np.zeros((2, 3), np.int64), np.zeros(3)
+    choose_pairs(np.zeros((3, 5)), scores, np.empty((3, 0)), np.empty(0), 3, parents, norms, picks)
+    assert picks.tolist() == [0, 1, 2] and parents.tolist() == [0, 0, 0]
+    assert scores == pytest.approx(-np.log(5)) and norms == pytest.approx(np.log(5))
+
+
+def test_hypotheses_that_do_not_exist_stay_away():
+    scores, parents, picks, norms = np.array([-1.0, -np.inf]), *np.zeros((2, 2), np.int64), np.zeros(2)
+    choose_pairs(np.array([[2.0], [9.0]]), scores, np.empty((2, 0)), np.empty(0), 1, parents, norms, picks)
+    assert scores.tolist() == [-1.0, -np.inf] and parents.tolist() == [0, 0] and picks.tolist() == [0, 0]
+
+
+# ---- decisions
+
+@few
+@given(sizes, st.integers(1, 7), seeds, st.booleans(), st.sampled_from([0.0, 0.3]), st.sampled_from([1.0, 30.0, 3000.0]),
+       st.sampled_from(["gelu", "gelu_tanh", "relu"]), st.integers(1, DIM))
+@example([9, 7, 2, 1], 5, 0, True, 0.3, 300.0, "gelu", 4)
+@example([1], 3, 0, True, 0.0, 1.0, "gelu", 4)
+def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activation, score_dim):
+    encoder = make(seed, beam, sharper, train, dropout=dropout, activation=activation, score_dim=score_dim)
+    lengths = torch.tensor(sorted(lengths, reverse=True))
+    leaves = torch.randn(len(lengths), int(lengths[0]), DIM, dtype=torch.float64)
+    one, other = both(encoder, leaves, lengths, seed)
+    alive = one.scores > -torch.inf
+    assert alive.equal(other.scores > -torch.inf)
+    assert_close(other.scores[alive], one.scores[alive], rtol=1e-11, atol=1e-11)
+    assert other.roots[alive].equal(one.roots[alive])
+    for mine, theirs in zip(trace_back(other, lengths), trace_back(one, lengths), strict=True):
+        if mine.is_floating_point():
+            made = trace_back(one, lengths).made > 0
+            assert_close(mine[made], theirs[made], rtol=1e-11, atol=1e-11)
+        else:
+            keep = alive[:, :, None].expand(-1, -1, mine.shape[2])
+            assert mine[keep].equal(theirs[keep])
+    assert_close(other.arena[other.roots[alive]], one.arena[one.roots[alive]], rtol=1e-9, atol=1e-9)
+    if one.kept is None:
+        assert other.kept is None
+    else:
+        assert other.kept.equal(one.kept)
+
+
+@few
+@given(sizes, st.integers(1, 4), seeds)
+def test_a_sentence_does_not_depend_on_its_mates(lengths, beam, seed):
+    encoder = make(seed, beam, compiled=True)
+    x, mask = pad_batch([torch.randn(n, DIM).double() for n in lengths])
+    assert batch_gap(encoder, x, mask) < 1e-10 and padding_gap(encoder, x, mask) < 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_words_all_alike_make_the_first_pair_first(dtype):
+    encoder, leaves = make(beam=1, dtype=dtype), torch.ones(1, 5, DIM, dtype=dtype)
+    log = compiled_search(encoder, leaves, torch.tensor([5]))
+    assert log.around[0, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_single_precision_is_near_double():
+    for seed in range(20):
+        encoder, leaves = make(seed, 3), torch.randn(1, 8, DIM, generator=torch.Generator().manual_seed(seed)).double()
+        exact = compiled_search(encoder, leaves, torch.tensor([8]))
+        rough = compiled_search(encoder.float(), leaves.float(), torch.tensor([8]))
+        assert_close(rough.scores, exact.scores.float(), rtol=1e-4, atol=1e-4)
+        assert rough.arena.dtype == torch.float32
+
+
+# ---- which of the two
+
+def test_the_choice():
+    x, short = torch.zeros(1, WORTH_IT, DIM), torch.zeros(9, WORTH_IT - 1, DIM)
+    assert choose_search(make(), x) is compiled_search and choose_search(make(), short) is search
+    assert choose_search(make(compiled=True), x) is choose_search(make(compiled=True), short) is compiled_search
+    assert choose_search(make(compiled=False), x) is choose_search(make(compiled=False), short) is search
+    for odd in (x.bfloat16(), x.to("meta")):
+        assert choose_search(make(), odd) is search
+        with pytest.raises(RuntimeError, match="needs numba.*numba is installed"):
+            choose_search(make(compiled=True), odd)
+
+
+SCRIPT = """
+import torch
+{before}
+from rvnnbook.encoders import compiled_beam, efficient_beam
+torch.manual_seed(0)
+encoder, leaves = efficient_beam.EfficientBeam(6, 3).double(), torch.randn(2, 7, 6).double()
+log = compiled_beam.compiled_search(encoder, leaves, torch.tensor([7, 4]), torch.Generator().manual_seed(1))
+encoder.compiled = True
+try:
+    name = compiled_beam.choose_search(encoder, leaves).__name__
+except RuntimeError as error:
+    name = "refused" if "numba is missing" in str(error) else str(error)
+encoder.compiled = None
+print(name, compiled_beam.choose_search(encoder, torch.zeros(1, 99, 6)).__name__, hasattr(compiled_beam.best, "py_func"),
+      *log.parents.flatten().tolist(), *log.around.flatten().tolist())
+"""
+
+
+def run_script(before="", **variables):
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(before=before)], capture_output=True, text=True, cwd=ROOT,
+                          env={**os.environ, **variables})
+    assert done.returncode == 0, done.stderr
+    name, chosen, compiled, *decisions = done.stdout.split()
+    return name, chosen, compiled, decisions
+
+
+def test_the_loops_are_python_and_numba_may_be_missing():
+    name, chosen, compiled, decisions = run_script()
+    assert (name, chosen, compiled) == ("compiled_search", "compiled_search", "True")
+    assert run_script(NUMBA_DISABLE_JIT="1") == ("compiled_search", "compiled_search", "False", decisions)
+    assert run_script("import sys; sys.modules['numba'] = None") == ("refused", "search", "False", decisions)
+
+
+def test_what_cannot_be_kept_is_compiled_all_the_same(tmp_path):
+    "A package in a folder that cannot be written, and no folder of its user's either."
+    before = """
+import numba.core.caching as caching
+for locator in caching.CacheImpl._locator_classes:
+    locator.from_function = classmethod(lambda cls, *args: None)
+"""
+    assert run_script(before)[:3] == ("compiled_search", "compiled_search", "True")
