@@ -69,7 +69,8 @@ def best(
 # %% ../../nbs/compiled_beam.ipynb #86050605
 @compiled
 def choose_pairs(
-    logits: np.ndarray,    # u, scores of the pairs of each hypothesis, (K, P)
+    logits: np.ndarray,    # u, scores of the pairs of each hypothesis from entry 1 on, (K, N+1)
+    size: int,             # nodes of each hypothesis: P = size - 1 pairs
     scores: np.ndarray,    # s, of the hypotheses, (K,), -inf for none; overwritten by the new ones
     first: np.ndarray,     # noise of the pairs, (K, P), or (K, 0)
     second: np.ndarray,    # noise of the proposals, (K C,), or (0,)
@@ -84,11 +85,12 @@ def choose_pairs(
     proposals = np.empty(beam * count, scores.dtype)
     for k in range(beam):
         if scores[k] > -np.inf:
-            sums[k], found = log_sum(logits[k]), best(logits[k], first[k], count)
+            row = logits[k, 1:size]
+            sums[k], found = log_sum(row), best(row, first[k], count)
         for rank in range(count):
             pairs[k, rank] = found[rank]
             there = scores[k] > -np.inf and found[rank] >= 0
-            proposals[k * count + rank] = (scores[k] + logits[k, found[rank]] - sums[k] if there
+            proposals[k * count + rank] = (scores[k] + row[found[rank]] - sums[k] if there
                                            else -np.inf)
     chosen = best(proposals, second, beam)
     for slot in range(beam):
@@ -143,8 +145,8 @@ def decide(
     picks = np.empty((len(sizes), beam), np.int64)
     below = np.empty((len(sizes) * beam, 2 * dim), arena.dtype)
     for b, size in enumerate(sizes):
-        choose_pairs(old.logits[b, :, 1:size], scores[b], first[b], second[b], count,
-                     parents[b], norms[b], picks[b])
+        choose_pairs(old.logits[b], size, scores[b], first[b], second[b], count, parents[b],
+                     norms[b], picks[b])
         for k, pick in enumerate(picks[b]):
             row, logits = old.rows[b, parents[b, k]], old.logits[b, parents[b, k]]
             close_gap(row, logits, size, pick, places[b, k], new.rows[b, k], new.logits[b, k])
