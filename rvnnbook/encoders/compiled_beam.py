@@ -287,12 +287,12 @@ def choose_search(
 ):                         # search or compiled_search
     "The search that this encoder uses on these states; RuntimeError where it insists in vain."
     from rvnnbook.encoders.efficient_beam import search
-    able = (numba is not None and leaves.device.type == "cpu"
+    able = (numba is not None and leaves.device.type == "cpu" and not encoder.distinct
             and leaves.dtype in (torch.float32, torch.float64))
     if encoder.compiled and not able:
-        raise RuntimeError("the compiled search needs numba (pip install 'rvnnbook[compiled]') and "
-                           f"single or double precision on the CPU; numba is "
+        raise RuntimeError("the compiled search needs numba (pip install 'rvnnbook[compiled]'), "
+                           f"single or double precision on the CPU, and distinct=False; numba is "
                            f"{'installed' if numba else 'missing'}, the states are "
-                           f"{leaves.dtype} on {leaves.device}")
+                           f"{leaves.dtype} on {leaves.device}, distinct={encoder.distinct}")
     wanted = encoder.compiled or encoder.compiled is None and leaves.shape[1] >= WORTH_IT
     return compiled_search if able and wanted else search
