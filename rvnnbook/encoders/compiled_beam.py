@@ -198,6 +198,7 @@ def score_pair(
         score += weight[d] * at * (1 + math.erf(at * math.sqrt(.5))) / 2
     return score
 
+# %% ../../nbs/compiled_beam.ipynb #d2ccdc0a
 @compiled
 def settle(
     nodes: np.ndarray,     # new nodes, (B K, D)
