@@ -790,11 +790,14 @@ def draw(
 ) -> str:                      # the times in words
     "Time and memory against length, a line for each form."
     forms, places = forms_of(metrics), sorted({length for length, _ in cases(metrics).values()})
+    trained = {form: re.sub(",? inference$", "", form) for form in forms}
+    looks = dict(zip(dict.fromkeys(trained.values()), zip(colors, "os^dvP")))
     for ax, name, unit in zip(axes, ("seconds", "memory_mb"), ("seconds", "megabytes")):
-        for form, color, marker in zip(forms, colors, "os^dvP"):
+        for form in forms:
+            color, marker = looks[trained[form]]
             if values := by_length(metrics, form, name, batch):
                 ax.loglog(list(values), list(values.values()), color=color, marker=marker,
-                          label=form)
+                          ls="-" if form in looks else "--", label=form)
         ax.set(xlabel="tokens", ylabel=unit)
         ax.set_xticks(places, list(map(str, places)))
         ax.set_xticks([], minor=True)
