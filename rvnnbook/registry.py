@@ -21,7 +21,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "gumbel_tree": ("rvnnbook.encoders.greedy_tree", "GreedyTree", {"choice": "gumbel"}),
     "bt_grc": ("rvnnbook.encoders.beam_tree", "BeamTree", {"soft": False}),
     "bt_grc_os": ("rvnnbook.encoders.beam_tree", "BeamTree", {"soft": True}),
-    "ebt_grc": ("rvnnbook.encoders.efficient_beam", "EfficientBeam", {}),
+    "ebt_grc": ("rvnnbook.encoders.compiled_beam", "CompiledBeam", {}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, pad_batch, padding_gap, tree_from_steps
 from rvnnbook.encoders import efficient_beam
-from rvnnbook.encoders.compiled_beam import WORTH_IT, choose_search
+from rvnnbook.encoders.compiled_beam import WORTH_IT, CompiledBeam, choose_search
 from rvnnbook.encoders.distinct_beam import (by_best, by_orders, by_sums, common_steps, different, held, in_post_order, next_states,
                                              rule_search, twins)
 from rvnnbook.encoders.efficient_beam import (EfficientBeam, beam_search, choose, encode, first_keys, leaf_keys, literal_search, mix,
@@ -466,9 +466,9 @@ def test_silent_plain_beams_exist():
 def test_the_compiled_search_leaves_it_alone():
     "It does not know the option, so an encoder with it searches plainly at any length, and may not insist."
     x = torch.zeros(1, WORTH_IT + 1, DIM, dtype=torch.float64)
-    assert choose_search(make(), x) is search
+    assert choose_search(CompiledBeam(DIM, distinct=True), x) is search
     with pytest.raises(RuntimeError, match="distinct=True"):
-        choose_search(make(compiled=True), x)
+        choose_search(CompiledBeam(DIM, distinct=True, compiled=True), x)
     encoder, (x, mask) = make(1, 4), batch_of([WORTH_IT + 2, 3], 1)
     with torch.no_grad():
         assert_same([encoder(x, mask).root], [encode(encoder, x, mask, literal_search).root])

@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['WORTH_IT', 'compiled', 'log_sum', 'best', 'choose_pairs', 'Beams', 'close_gap', 'decide', 'gate_and_norm',
-           'score_pair', 'settle', 'noise', 'compiled_search', 'choose_search']
+           'score_pair', 'settle', 'noise', 'compiled_search', 'choose_search', 'CompiledBeam']
 
 # %% ../../nbs/compiled_beam.ipynb #24a9edb8
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .efficient_beam import (
-    Search, blank_log, first_scores, kept_units, make_arena, still_going)
+    EfficientBeam, Search, blank_log, first_scores, kept_units, make_arena, search, still_going)
 from ..layers.topk import gumbel_noise
 
 try:
@@ -26,11 +26,11 @@ except ImportError:                                            # loops are then 
 def compiled(
     function,              # loops over numbers and arrays
 ):                         # the same function, compiled when it is first called
-    "Compile with numba where it is installed."
-    if numba is None:
+    "Compile with numba where it is installed, but not what is written in a notebook."
+    if numba is None or function.__module__ == "__main__":
         return function
-    try:                                                       # keep what a module compiles
-        return numba.njit(cache=function.__module__ != "__main__")(function)
+    try:                                                       # and keep it for other processes
+        return numba.njit(cache=True)(function)
     except RuntimeError:                                       # there is nowhere to keep it
         return numba.njit(function)
 
@@ -283,11 +283,10 @@ def compiled_search(
 WORTH_IT = 32              # tokens of the longest sentence, from which on a search is compiled
 
 def choose_search(
-    encoder,               # an EfficientBeam
+    encoder,               # a CompiledBeam
     leaves: Tensor,        # leaf states, (B, N, D)
 ):                         # search or compiled_search
     "The search that this encoder uses on these states; RuntimeError where it insists in vain."
-    from rvnnbook.encoders.efficient_beam import search
     able = (numba is not None and leaves.device.type == "cpu" and not encoder.distinct
             and leaves.dtype in (torch.float32, torch.float64))
     if encoder.compiled and not able:
@@ -297,3 +296,29 @@ def choose_search(
                            f"{leaves.dtype} on {leaves.device}, distinct={encoder.distinct}")
     wanted = encoder.compiled or encoder.compiled is None and leaves.shape[1] >= WORTH_IT
     return compiled_search if able and wanted else search
+
+class CompiledBeam(EfficientBeam):
+    "EBT-GRC that searches compiled where it can (rir section 2)."
+    def __init__(
+        self,
+        dim: int,                      # D, width of token vectors and of the root
+        beam: int = 5,                 # K, hypotheses, >= 1
+        score_dim: int = 64,           # d, channels that the scorer sees; all if D is less
+        hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
+        activation: str = "gelu",      # of the GRC: "gelu", "gelu_tanh" or "relu"
+        dropout: float = 0.0,          # dropout in the cell, in [0, 1)
+        noise: bool = True,            # choose with Gumbel noise in training
+        distinct: bool = False,        # of orders that lead to the same trees, keep the best only
+        compiled: bool | None = None,  # search compiled; None: where it can be
+    ):
+        super().__init__(dim, beam, score_dim, hidden, activation, dropout, noise, distinct)
+        self.compiled = compiled
+
+    def search(
+        self,
+        leaves: Tensor,                              # leaf states, (B, N, D), longest first
+        lengths: Tensor,                             # tokens of every sentence, (B,)
+        generator: torch.Generator | None = None,    # of the noise
+    ) -> Search:                                     # the decisions, and the nodes that were made
+        "Search in an arena, compiled or not."
+        return choose_search(self, leaves)(self, leaves, lengths, generator)

@@ -63,14 +63,13 @@ class EfficientBeam(nn.Module):
         activation: str = "gelu",      # of the GRC: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
         noise: bool = True,            # choose with Gumbel noise in training
-        compiled: bool | None = None,  # search compiled; None: where it can be
         distinct: bool = False,        # of orders that lead to the same trees, keep the best only
     ):
         super().__init__()
         if beam < 1 or score_dim < 1:
             raise ValueError(f"beam and score_dim must be at least 1, got {beam} and {score_dim}")
         self.dim, self.beam, self.noise = dim, beam, noise
-        self.compiled, self.distinct = compiled, distinct
+        self.distinct = distinct
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.grc = GRC(dim, hidden, activation, dropout)
         self.scorer = PairScorer(min(score_dim, dim))
@@ -85,6 +84,15 @@ class EfficientBeam(nn.Module):
         trace: bool = False,                         # keep the final hypotheses
     ) -> Encoding:                                   # root (B, D)
         return encode(self, x, mask, beam_search, generator, trace)
+
+    def search(
+        self,
+        leaves: Tensor,                              # leaf states, (B, N, D), longest first
+        lengths: Tensor,                             # tokens of every sentence, (B,)
+        generator: torch.Generator | None = None,    # of the noise
+    ) -> "Search":                                   # the decisions, and the nodes that were made
+        "Search in an arena."
+        return search(self, leaves, lengths, generator)
 
 # %% ../../nbs/efficient_beam.ipynb #8330471c
 def choose(
@@ -635,8 +643,7 @@ def beam_search(
     trace: bool = False,   # tell the final trees
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search without gradients, then replay what survived (rir section 2)."
-    from rvnnbook.encoders.compiled_beam import choose_search
-    log = choose_search(encoder, leaves)(encoder, leaves.detach(), lengths, generator)
+    log = encoder.search(leaves.detach(), lengths, generator)
     lines = trace_back(log, lengths) if trace or torch.is_grad_enabled() else None
     trees = final_trees(lines, lengths, len(log.arena)) if trace else None
     if not torch.is_grad_enabled():

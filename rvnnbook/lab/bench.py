@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import length_mask
+from ..encoders.compiled_beam import CompiledBeam
 from ..encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
 from ..encoders.efficient_beam import (EfficientBeam, beam_search, encode, label,
                                               literal_search, search, trace_back)
@@ -224,7 +225,7 @@ SUBJECTS = {
                      crvnn_products, "rounds", {
                          "literal": {}, "library": {}, "library, checkpointed": AGAIN,
                          "products": {}}, False, False),
-    "beam_tree": Subject(EfficientBeam, literal_beam, library_beam, beam_products, "nodes", {
+    "beam_tree": Subject(CompiledBeam, literal_beam, library_beam, beam_products, "nodes", {
                              "literal": {}, "library": PLAIN, "library, compiled": COMPILED,
                              "products": {}, "literal, inference": {},
                              "library, inference": PLAIN, "library, compiled inference": COMPILED,
