@@ -297,6 +297,7 @@ def choose_search(
     wanted = encoder.compiled or encoder.compiled is None and leaves.shape[1] >= WORTH_IT
     return compiled_search if able and wanted else search
 
+# %% ../../nbs/compiled_beam.ipynb #48f7311e
 class CompiledBeam(EfficientBeam):
     "EBT-GRC that searches compiled where it can (rir section 2)."
     def __init__(

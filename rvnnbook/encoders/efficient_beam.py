@@ -85,12 +85,8 @@ class EfficientBeam(nn.Module):
     ) -> Encoding:                                   # root (B, D)
         return encode(self, x, mask, beam_search, generator, trace)
 
-    def search(
-        self,
-        leaves: Tensor,                              # leaf states, (B, N, D), longest first
-        lengths: Tensor,                             # tokens of every sentence, (B,)
-        generator: torch.Generator | None = None,    # of the noise
-    ) -> "Search":                                   # the decisions, and the nodes that were made
+    def search(self, leaves: Tensor, lengths: Tensor,    # (B, N, D), longest first; (B,)
+               generator: torch.Generator | None = None) -> "Search":
         "Search in an arena."
         return search(self, leaves, lengths, generator)
 
