@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.cli import main
-from rvnnbook.encoders import compiled_beam
+from rvnnbook.encoders import compiled_beam, efficient_beam
 from rvnnbook.lab import bench as module
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.bench import (SUBJECTS, BenchError, agreement, apart, beam_products, bench, bench_lines, bench_record, cases, completed, crvnn_products, findings, forms_of,
@@ -191,8 +191,9 @@ def test_the_command_knows_what_can_be_measured(capsys):
 def test_a_form_is_what_its_name_says(monkeypatch):
     searches = []
     for name in ("search", "compiled_search"):
-        form = getattr(compiled_beam, name)
-        monkeypatch.setattr(compiled_beam, name, lambda *args, form=form, name=name: searches.append(name) or form(*args))
+        where = compiled_beam if name == "compiled_search" else efficient_beam
+        form = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *args, form=form, name=name: searches.append(name) or form(*args))
     for form in BEAM.forms:
         searches.clear()
         if form.startswith("library"):

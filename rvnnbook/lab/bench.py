@@ -3,11 +3,11 @@
 # %% auto #0
 __all__ = ['PLAIN', 'COMPILED', 'AGAIN', 'SUBJECTS', 'SMALL', 'NO_ROOM', 'ANSWER', 'SAME', 'spread', 'problem', 'literal_crvnn',
            'library_crvnn', 'training_step', 'noise', 'literal_beam', 'library_beam', 'replayed', 'inference',
-           'multiplied', 'crvnn_products', 'beam_products', 'Subject', 'partner', 'usual_forms', 'memory_level',
-           'memory_peak', 'clock', 'limit_growth', 'measure', 'compared', 'BenchError', 'answer', 'fresh',
-           'check_settings', 'known_counts', 'split_name', 'told', 'take_turns', 'gap', 'apart', 'summarize', 'cases',
-           'forms_of', 'by_length', 'ratio', 'bench_lines', 'last_two', 'growth', 'agreement', 'beside', 'grown',
-           'findings', 'completed', 'bench_record', 'bench', 'recorded', 'draw']
+           'multiplied', 'crvnn_products', 'beam_products', 'make_beam', 'Subject', 'partner', 'usual_forms',
+           'memory_level', 'memory_peak', 'clock', 'limit_growth', 'measure', 'compared', 'BenchError', 'answer',
+           'fresh', 'check_settings', 'known_counts', 'split_name', 'told', 'take_turns', 'gap', 'apart', 'summarize',
+           'cases', 'forms_of', 'by_length', 'ratio', 'bench_lines', 'last_two', 'growth', 'agreement', 'beside',
+           'grown', 'findings', 'completed', 'bench_record', 'bench', 'recorded', 'draw']
 
 # %% ../../nbs/bench.ipynb #e34a5204
 import inspect
@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 from ..core import length_mask
-from ..encoders.compiled_beam import CompiledBeam
 from ..encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
 from ..encoders.efficient_beam import (EfficientBeam, beam_search, encode, label,
                                               literal_search, search, trace_back)
@@ -206,6 +205,17 @@ def beam_products(
             backward(again)
     return work
 
+# %% ../../nbs/bench.ipynb #2d1b6d86
+def make_beam(
+    dim: int,                # D
+    compiled: bool = False,  # search compiled
+) -> EfficientBeam:          # with fresh weights
+    "EBT-GRC with the plain search; numba is loaded where it is needed, and nowhere else."
+    if not compiled:
+        return EfficientBeam(dim)
+    from rvnnbook.encoders.compiled_beam import CompiledBeam
+    return CompiledBeam(dim, compiled=True)
+
 # %% ../../nbs/bench.ipynb #36ba3746
 class Subject(NamedTuple):
     "An encoder, and its forms."
@@ -218,14 +228,14 @@ class Subject(NamedTuple):
     ragged: bool             # whether the forms agree on sentences of many lengths
     chooses: bool            # whether rounding can tip a choice
 
-PLAIN, COMPILED, AGAIN = {"compiled": False}, {"compiled": True}, {"checkpoint": True}
+PLAIN, COMPILED, AGAIN = {}, {"compiled": True}, {"checkpoint": True}
 
 SUBJECTS = {
     "crvnn": Subject(partial(CRvNN, modulation="exponentials"), literal_crvnn, library_crvnn,
                      crvnn_products, "rounds", {
                          "literal": {}, "library": {}, "library, checkpointed": AGAIN,
                          "products": {}}, False, False),
-    "beam_tree": Subject(CompiledBeam, literal_beam, library_beam, beam_products, "nodes", {
+    "beam_tree": Subject(make_beam, literal_beam, library_beam, beam_products, "nodes", {
                              "literal": {}, "library": PLAIN, "library, compiled": COMPILED,
                              "products": {}, "literal, inference": {},
                              "library, inference": PLAIN, "library, compiled inference": COMPILED,
