@@ -82,16 +82,15 @@ def choose_pairs(
     "One step's decisions for one sentence (rir section 2)."
     beam = len(scores)
     pairs, sums = np.zeros((beam, count), np.int64), np.zeros(beam, scores.dtype)
-    proposals = np.empty(beam * count, scores.dtype)
+    proposals = np.full(beam * count, -np.inf, scores.dtype)
     for k in range(beam):
-        if scores[k] > -np.inf:
-            row = logits[k, 1:size]
-            sums[k], found = log_sum(row), best(row, first[k], count)
-        for rank in range(count):
-            pairs[k, rank] = found[rank]
-            there = scores[k] > -np.inf and found[rank] >= 0
-            proposals[k * count + rank] = (scores[k] + row[found[rank]] - sums[k] if there
-                                           else -np.inf)
+        if scores[k] == -np.inf:
+            continue
+        row = logits[k, 1:size]
+        sums[k], pairs[k] = log_sum(row), best(row, first[k], count)
+        for rank, pick in enumerate(pairs[k]):
+            if pick >= 0:
+                proposals[k * count + rank] = scores[k] + row[pick] - sums[k]
     chosen = best(proposals, second, beam)
     for slot in range(beam):
         at = max(chosen[slot], 0)
