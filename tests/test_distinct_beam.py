@@ -15,8 +15,8 @@ from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, pad_batch, padding_gap, tree_from_steps
 from rvnnbook.encoders import efficient_beam
 from rvnnbook.encoders.compiled_beam import WORTH_IT, CompiledBeam, choose_search
-from rvnnbook.encoders.distinct_beam import (by_best, by_orders, by_sums, common_steps, different, held, in_post_order, next_states,
-                                             rule_search, twins)
+from rvnnbook.encoders.distinct_beam import (beam_use, by_best, by_orders, by_sums, common_steps, different, held, in_post_order,
+                                             next_states, rule_search, twins)
 from rvnnbook.encoders.efficient_beam import (EfficientBeam, beam_search, choose, encode, first_keys, leaf_keys, literal_search, mix,
                                               next_keys, repeated, search, states_after, trace_back)
 from rvnnbook.layers.topk import gumbel_noise
@@ -408,9 +408,7 @@ def test_common_steps(sizes, beam, seed, train, distinct):
     sizes = torch.tensor(sorted(sizes, reverse=True))
     leaves = torch.randn(len(sizes), int(sizes[0]), DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     log = search(make(seed, beam, train=train, distinct=distinct), leaves, sizes, torch.Generator().manual_seed(seed))
-    lines, found = trace_back(log, sizes), held(log, sizes, distinct)
-    slots, states = common_steps(lines, sizes), common_steps(lines, sizes, found)
-    assert (slots <= states).all() and (torch.equal(slots, states) or not distinct)
+    slots = common_steps(trace_back(log, sizes), sizes)
     for row, n in enumerate(sizes.tolist()):
         ways = []
         for slot in (log.scores[row] > -torch.inf).nonzero()[:, 0].tolist():
@@ -421,8 +419,6 @@ def test_common_steps(sizes, beam, seed, train, distinct):
             ways.append(way[::-1][:n - 1])
         together = [len({way[step] for way in ways}) == 1 for step in range(n - 1)]
         assert int(slots[row]) == (together + [False]).index(False)
-        together = [len({int(found.states[step, row, way[step]]) for way in ways}) == 1 for step in range(n - 1)]
-        assert int(states[row]) == max((step + 1 for step, same in enumerate(together) if same), default=0)
 
 
 @pytest.mark.parametrize("distinct", [False, True])
@@ -450,6 +446,31 @@ def test_silence_before_the_common_ancestor(seed, distinct):
     else:
         assert loudest[common] > 1e-9
     assert not distinct or trees == 3
+    assert float(beam_use(encoder, x, mask)["unheard"]) == pytest.approx(1 if trees == 1 else common / (n - 2))
+
+
+@few
+@given(lengths, st.integers(1, 6), seeds, st.booleans())
+@example([1, 1], 2, 0, False)
+@example([12, 2, 9, 1], 3, 1, False)
+def test_what_a_beam_is_used_for(sizes, beam, seed, distinct):
+    "Against rows of trees and lineages, sentence by sentence."
+    encoder, (x, mask) = make(seed, beam, distinct=distinct), batch_of(sizes, seed)
+    use = beam_use(encoder, x, mask)
+    assert all(numbers.shape == (len(sizes),) for numbers in use.values())
+    for row, index in enumerate(sorted(range(len(sizes)), key=lambda i: -sizes[i])):
+        n, only = sizes[index], torch.tensor([sizes[index]])
+        with torch.no_grad():
+            log = search(encoder, encoder.leaf_norm(encoder.leaf(x[index:index + 1, :n])), only)
+        filled = held(log, only, distinct).filled[:, 0].tolist()
+        rows = [[row for row, there in zip(*step) if there] for step in zip(rows_in(log, n), filled)]
+        repeats = [1 - len(set(step)) / len(step) for step in rows]
+        trees = len(set(rows[-1])) if rows else 1
+        common = int(common_steps(trace_back(log, only), only))
+        assert float(use["repeats"][row]) == pytest.approx(sum(repeats) / max(1, n - 1), abs=1e-6)
+        assert int(use["trees"][row]) == trees
+        unheard = 1 if trees == 1 or common >= n - 2 else common / (n - 2)
+        assert float(use["unheard"][row]) == pytest.approx(unheard)
 
 
 def test_silent_plain_beams_exist():
