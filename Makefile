@@ -35,7 +35,7 @@ lab: .venv/ready  ## open the notebooks in JupyterLab; saving never leaves outpu
 	@$(BIN)/jupyter lab --config=_ext/lab_config.py --notebook-dir=nbs $(LAB)
 
 serve: book  ## serve the site on http://localhost:8000
-	@$(BIN)/python -m http.server --directory build/book/_build/html 8000
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/book/_build/html 8000
 
 clean:  ## remove everything that was built; keeps .venv
 	rm -rf build node_modules rvnnbook.egg-info .pytest_cache .hypothesis .ruff_cache
