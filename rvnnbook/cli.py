@@ -40,13 +40,13 @@ def add_bench(
     bench: argparse.ArgumentParser,        # gets its words
 ):
     "The words of `rvnnbook bench`."
-    bench.add_argument("subject", choices=["crvnn", "beam_tree"], help="an encoder")
+    bench.add_argument("subject", choices=["crvnn", "beam_tree", "scan"], help="what is measured")
     bench.add_argument("--lengths", type=int, nargs="+", default=[100, 500, 2000], metavar="N",
                        help="tokens of a sentence (default: 100 500 2000)")
     bench.add_argument("--batches", type=int, nargs="+", default=[1], metavar="B",
                        help="sentences (default: 1)")
     bench.add_argument("--ragged", action="store_true",
-                       help="lengths fall evenly to a twentieth of that (beam_tree)")
+                       help="lengths fall evenly to a twentieth of that (not crvnn)")
     bench.add_argument("--dim", type=int, default=128, help="width of a state (default: 128)")
     bench.add_argument("--threads", type=int, default=1, help="of PyTorch (default: 1)")
     bench.add_argument("--repeats", type=int, default=3, help="steps of each form (default: 3)")

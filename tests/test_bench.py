@@ -18,8 +18,8 @@ from rvnnbook.cli import main
 from rvnnbook.encoders import compiled_beam, efficient_beam
 from rvnnbook.lab import bench as module
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.lab.bench import (SUBJECTS, BenchError, agreement, apart, beam_products, bench, bench_lines, bench_record, cases, completed, crvnn_products, findings, forms_of,
-                                fresh, growth, inference, known_counts, library_beam, library_crvnn, literal_beam, literal_crvnn, measure, memory_level,
+from rvnnbook.lab.bench import (SUBJECTS, BenchError, GatedMemory, agreement, apart, beam_products, bench, bench_lines, bench_record, cases, completed, crvnn_products, findings, forms_of,
+                                fresh, gap, growth, inference, known_counts, library_beam, library_crvnn, literal_beam, literal_crvnn, measure, memory_level,
                                 memory_peak, problem, recorded, replayed, split_name, spread, summarize, take_turns, training_step,
                                 usual_forms)
 from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read, validate
@@ -128,6 +128,26 @@ def test_the_products_are_those_of_cell_and_scorer(rounds):
         work()
     cell, scorer = 16 * 32 + 32 * 32, (5 * 8 + 64) * 8 + 8
     assert count.total == 3 * 2 * 19 * sum(rounds) * (cell + scorer)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_scan_in_its_forms(ragged):
+    "All compute the same; the floor is one product, forward and for its weight; a step a token is counted."
+    sizes, found = (40, 3, 8), {}
+    for form, options in SUBJECTS["scan"].forms.items():
+        if form != "products":
+            found[form] = measure("scan", form, *sizes, ragged=ragged)
+            assert found[form]["counts"] == spread(40, 3, ragged)
+            for name in ("root", "gradient"):
+                assert gap(found[form][name], found["literal"][name]) < 1e-5
+    encoder = problem(SUBJECTS["scan"].make, *sizes)[0]
+    assert encoder.form == "unbound"
+    work = SUBJECTS["scan"].products(encoder, spread(40, 3, ragged), found["library"]["counts"])
+    with Count() as count:
+        work()
+    assert count.total == 2 * 2 * sum(spread(40, 3, ragged)) * 8 * 16
+    with pytest.raises(ValueError, match="form must be one of loop, blocks, got 'tree'"):
+        GatedMemory(8, form="tree")(*problem(SUBJECTS["scan"].make, *sizes)[1:3])
 
 
 def test_the_products_are_measured_for_the_rounds_of_the_library():
@@ -471,7 +491,7 @@ def test_what_cannot_be_measured_is_refused_first(settings, said):
     assert told == []
     with pytest.raises(ValueError, match="lengths must be given"):
         bench("crvnn", {"dim": 8}, tell=told.append)
-    with pytest.raises(ValueError, match="one of crvnn, beam_tree, got 'abacus'"):
+    with pytest.raises(ValueError, match="one of crvnn, beam_tree, scan, got 'abacus'"):
         bench("abacus", {"lengths": (20,)}, tell=told.append)
 
 
