@@ -215,6 +215,12 @@ def test_long_memories(form):
         assert to_f.isfinite().all() and to_b.isfinite().all()
 
 
+def test_where_blocks_end_before_the_loop():
+    "As long as this holds, the chapter must say so. Gates of at most one cannot do it."
+    f, b, c0 = torch.full((1, 50, 1), 1e30), torch.zeros(1, 50, 1), torch.zeros(1, 1)
+    assert not linear_scan(f, b, c0, "loop").any() and linear_scan(f, b, c0, "blocks").isnan().any()
+
+
 def test_steps_in_sequence():
     "2 sqrt(2 T) steps, and never more than a fifth more from T = 50 on; T for the loop."
     import rvnnbook.layers.scan as module
