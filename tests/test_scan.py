@@ -257,6 +257,7 @@ def test_steps_by_hand():
 def test_choice_of_the_form():
     assert scan_form(torch.empty(1, LONG, NARROW)) == scan_form(torch.empty(NARROW, LONG, 1)) == "blocks"
     assert scan_form(torch.empty(1, LONG - 1, NARROW)) == scan_form(torch.empty(1, LONG, NARROW + 1)) == "loop"
+    assert scan_form(torch.empty(2, LONG, NARROW)) == scan_form(torch.empty(NARROW + 1, LONG, 1)) == "loop"
     assert scan_form(torch.empty(64, LONG, 64, device="meta")) == "blocks"
     for size in ((1, LONG, 1), (1, LONG, NARROW + 1)):
         f, b, c0 = draw(*size)
