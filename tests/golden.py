@@ -16,6 +16,7 @@ from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.rvnn import RvNN
+from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft, stochastic_topk
 from rvnnbook.tasks.classify import Classifier
@@ -50,6 +51,16 @@ class Topk(nn.Module):
         shares, picks = stochastic_topk(logits, mask, self.k)
         return {"out.soft_scores": shares, "out.select_idx": picks.int(), "out.select_mask": F.one_hot(picks, mask.shape[1]).float(),
                 "out.log_scores": (shares.gather(1, picks) + EPSILON).log()}
+
+
+class Attention(nn.Module):
+    "Weights of the nearest match."
+    def __init__(self, normalize):
+        super().__init__()
+        self.normalize = normalize
+
+    def forward(self, logits, mask):
+        return {"out.attention": geometric_attention(logits, mask, self.normalize)}
 
 
 class Selection(nn.Module):
@@ -122,6 +133,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
     "Our module for a model's name and the file's configuration."
     if model == "ops" and case.startswith("stochastic_topk"):
         return Topk(config["k"])
+    if model == "ops" and case.startswith("geometric_attention"):
+        return Attention(config["normalize"])
     if model == "ops" and case.startswith("onesoft"):
         return Selection(config["beam_size"], 8, one_soft if case.endswith("train") else choice_matrix)
     if model in ("bt_grc", "bt_grc_os", "ebt_grc"):
@@ -151,10 +164,11 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return evaluate_beam(module, inputs, mask)
     if isinstance(module, Selection):
         return module(inputs["old_state"], inputs["new_state"], mask, inputs["beam_scores"], inputs["beam_mask"].bool())
-    if isinstance(module, Topk):
+    if isinstance(module, Topk | Attention):
         logits = inputs["logits"].clone().requires_grad_()
         found = module(logits, mask)
-        return found | {"grad.logits": torch.autograd.grad((found["out.log_scores"] * inputs["w"]).sum(), logits)[0]}
+        pushed = found["out.log_scores" if isinstance(module, Topk) else "out.attention"]
+        return found | {"grad.logits": torch.autograd.grad((pushed * inputs["w"]).sum(), logits)[0]}
     if model == "ops":
         exists = (inputs["exist_probs"] * mask).requires_grad_()
         weights = module(exists)
