@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.layers.attention import (NearestMatch, geometric_attention, geometric_literal, geometric_window, outward_order, seen_keys,
-                                       windows)
+                                       sums_before, windows)
 from rvnnbook.layers.neighbors import neighbor_weights
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -76,14 +76,27 @@ def test_the_literal_form_is_the_walk(rows):
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 9])
 def test_the_order_is_the_walk(n, direction):
     order = outward_order(n)
-    assert order.dtype == torch.int64 and order.shape == (n, n - 1)
-    for i, row in enumerate(order.tolist()):
-        assert row == list(walk(i, n))
+    assert order.dtype == torch.int64 and order.shape == (n, n)
+    for i, (own, *row) in enumerate(order.tolist()):
+        assert own == i and row == list(walk(i, n))
         assert [j for j in row if seen_keys(n, direction)[i, j]] == list(walk(i, n, direction))
         assert not seen_keys(n, direction)[i, i]
         first, stop = (end[i].tolist() for end in windows(n))
         for place, j in enumerate(row):
             assert set(range(first[j], stop[j])) - {i} == set(row[:place])
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_sums_before(n):
+    values = drawn(2, n, n).masked_fill(torch.eye(n, dtype=torch.bool), 0)
+    order = outward_order(n)
+    for table, backwards in ((order, False), (order.flip(-1).roll(1, -1), True)):
+        found = sums_before(values, table)
+        for i in range(n):
+            row = list(walk(i, n))[::-1] if backwards else list(walk(i, n))
+            assert not found[:, i, i].any()
+            for place, j in enumerate(row):
+                assert_close(found[:, i, j], values[:, i, row[:place]].sum(-1), rtol=0, atol=1e-14)
 
 
 numbers = st.one_of(st.sampled_from([0.0, -0.0, 60.0, -60.0, math.inf, -math.inf, 1e4, -1e4, 1.0]), st.floats(-20, 20, width=32))
