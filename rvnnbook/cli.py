@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     results = commands.add_parser("results", help="show the records of experiments")
     results.add_argument("experiment", nargs="?", help="its name (default: all)")
     results.add_argument("--check", action="store_true", help="validate every record and trace")
-    add_bench(commands.add_parser("bench", help="measure speed and memory of an encoder"))
+    add_bench(commands.add_parser("bench", help="measure speed and memory"))
     add_data(commands.add_parser("data", help="list, install and check data"))
     commands.add_parser("encoders", help="list the encoders by name")
     commands.add_parser("clean", help="take outputs and editors' notes out of the notebooks")
@@ -40,7 +40,8 @@ def add_bench(
     bench: argparse.ArgumentParser,        # gets its words
 ):
     "The words of `rvnnbook bench`."
-    bench.add_argument("subject", choices=["crvnn", "beam_tree", "scan"], help="what is measured")
+    bench.add_argument("subject", choices=["crvnn", "beam_tree", "attention", "scan"],
+                       help="an encoder or a layer")
     bench.add_argument("--lengths", type=int, nargs="+", default=[100, 500, 2000], metavar="N",
                        help="tokens of a sentence (default: 100 500 2000)")
     bench.add_argument("--batches", type=int, nargs="+", default=[1], metavar="B",

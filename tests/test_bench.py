@@ -18,13 +18,13 @@ from rvnnbook.cli import main
 from rvnnbook.encoders import compiled_beam, efficient_beam
 from rvnnbook.lab import bench as module
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.lab.bench import (SUBJECTS, BenchError, GatedMemory, agreement, apart, beam_products, bench, bench_lines, bench_record, cases, completed, crvnn_products, findings, forms_of,
-                                fresh, gap, growth, inference, known_counts, library_beam, library_crvnn, literal_beam, literal_crvnn, measure, memory_level,
+from rvnnbook.lab.bench import (SUBJECTS, BenchError, GatedMemory, agreement, apart, attention_products, beam_products, bench, bench_lines, bench_record, cases, completed, crvnn_products, findings, forms_of,
+                                fresh, gap, growth, inference, known_counts, library_attention, library_beam, library_crvnn, literal_attention, literal_beam, literal_crvnn, measure, memory_level,
                                 memory_peak, problem, recorded, replayed, split_name, spread, summarize, take_turns, training_step,
-                                usual_forms)
+                                tables_kept, usual_forms)
 from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read, validate
 
-CRVNN, BEAM = SUBJECTS["crvnn"], SUBJECTS["beam_tree"]
+CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 FORMS = tuple(CRVNN.forms)
 TINY = dict(subject="crvnn", batch=1, dim=8)
 
@@ -121,6 +121,14 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class CountAll(Count):
+    "Those of a batch of products as well."
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name == "aten::bmm":
+            self.total += 2 * args[0].numel() * args[1].shape[-1]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 @pytest.mark.parametrize("rounds", [[3], [2, 5, 5]])
 def test_the_products_are_those_of_cell_and_scorer(rounds):
     work = crvnn_products(problem(CRVNN.make, 20, len(rounds), 8)[0], [20] * len(rounds), rounds)
@@ -196,6 +204,61 @@ def test_the_command_measures_the_beam(clone, monkeypatch, capsys):
     assert "n <= 12, batch 3, library, inference:" in out
     found, again = (way(tasks[1]) for way in (fresh, lambda task: measure(**task)))
     assert tasks[1]["form"] == "library" and found["counts"] == again["counts"] and apart(found, again)["root_gap"] < 1e-4
+
+
+# ---- attention
+
+def test_the_command_measures_attention(clone, monkeypatch, capsys):
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": lambda task, limit: measure(**task)})
+    assert main("bench attention --lengths 20 60 --batches 2 --dim 32 --repeats 1 --record".split()) == 0
+    out, _ = capsys.readouterr()
+    record, = read("bench_attention", clone / "nbs" / "results")
+    assert record["parameters"]["forms"] == "literal; library; products" and "rvnnbook.layers.attention" in record["modules"]
+    metrics = record["metrics"]
+    assert list(metrics) == [f"n = {n}, batch 2, {form}" for n in (20, 60) for form in ATTENTION.forms]
+    for n in (20, 60):
+        library, literal = (metrics[f"n = {n}, batch 2, {form}"] for form in ("library", "literal"))
+        assert library["tables"] == 2 < 4 < literal["tables"] and max(library["root_gap"], library["gradient_gap"]) < 1e-4
+    lines = bench_lines(metrics)
+    assert lines[0][9] == "tables" and [line[9] for line in lines[3::3]] == ["2.0", "2.0"] and lines[4][9] == "–"
+    for sentence in findings(metrics):
+        assert sentence in out
+
+
+@pytest.mark.parametrize("length, batch, dim", [(2, 1, 8), (30, 3, 32), (70, 1, 48)])
+def test_the_forms_of_attention_compute_the_same(length, batch, dim):
+    found = {form: measure("attention", form, length, batch, dim, threads=torch.get_num_threads()) for form in ("literal", "library")}
+    assert found["library"]["counts"] == [2] * batch
+    for name in ("root", "gradient"):
+        wanted = torch.tensor(found["literal"][name])
+        assert wanted.abs().max() > 1e-2
+        torch.testing.assert_close(torch.tensor(found["library"][name]), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("batch, dim", [(1, 8), (3, 32)])
+def test_the_products_of_attention_are_those_of_the_forms(batch, dim):
+    "But for the gradient of the vectors, which nobody needs: the floor counts three products for each linear map."
+    layer, x, mask, direction = problem(ATTENTION.make, 20, batch, dim)
+    work = attention_products(layer, [20] * batch, [])
+    with CountAll() as floor:
+        work()
+    assert floor.total == 6 * batch * (20 * dim * 4 * dim + 2 * 20 * 20 * dim)
+    for form in (literal_attention, library_attention):
+        with CountAll() as count:
+            training_step(form, layer, x, mask, direction)
+        assert count.total == floor.total - 2 * batch * 20 * dim * dim
+
+
+def test_what_is_kept_is_counted_once():
+    logits = torch.randn(2, 3, 10, 10)
+    assert tables_kept(torch.sigmoid, logits) == 1                                        # the result
+    assert tables_kept(lambda s: s.sigmoid().sigmoid().sigmoid(), logits) == 3
+    assert tables_kept(lambda s: s * s, logits) == 1                                      # one storage, saved twice
+    assert tables_kept(lambda s: s.double().sigmoid(), logits) == 2                       # of eight bytes
+    with torch.no_grad():
+        assert tables_kept(torch.sigmoid, logits) == 1
+    assert not logits.requires_grad
 
 
 def test_the_command_knows_what_can_be_measured(capsys):
@@ -491,7 +554,7 @@ def test_what_cannot_be_measured_is_refused_first(settings, said):
     assert told == []
     with pytest.raises(ValueError, match="lengths must be given"):
         bench("crvnn", {"dim": 8}, tell=told.append)
-    with pytest.raises(ValueError, match="one of crvnn, beam_tree, scan, got 'abacus'"):
+    with pytest.raises(ValueError, match="one of crvnn, beam_tree, attention, scan, got 'abacus'"):
         bench("abacus", {"lengths": (20,)}, tell=told.append)
 
 
