@@ -375,6 +375,7 @@ SUBJECTS = {
                          "tables", {"literal": {}, "library": {}, "products": {}}, False, False),
     "scan": Subject(GatedMemory, scanned, scanned, scan_products, "steps", SCANS, True, False)}
 
+# %% ../../nbs/bench.ipynb #37543f90
 def partner(
     form: str,               # "library", "library, inference", ...
     kind: str,               # "literal" or "products"
