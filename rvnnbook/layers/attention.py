@@ -80,7 +80,7 @@ class NearestMatch(torch.autograd.Function):
 def seen_keys(
     length: int,                           # N
     direction: str | None = None,          # "left", "right" or None: both sides
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "cpu",    # where the table is made
 ) -> Tensor:                               # True = query i may find key j, (N, N) bool
     "Where a query looks: never at itself, and to one side only if told so."
     everywhere = torch.ones(length, length, dtype=torch.bool, device=device)
