@@ -4,7 +4,7 @@
 __all__ = ['literal_attention', 'library_attention', 'SCANS', 'PLAIN', 'COMPILED', 'AGAIN', 'SUBJECTS', 'SMALL', 'NO_ROOM',
            'ANSWER', 'SAME', 'spread', 'problem', 'literal_crvnn', 'library_crvnn', 'training_step', 'noise',
            'literal_beam', 'library_beam', 'replayed', 'inference', 'tables_kept', 'AttentionLayer', 'attend',
-           'multiplied', 'crvnn_products', 'beam_products', 'loop_states', 'GatedMemory', 'scanned', 'scan_products',
+           'multiplied', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned', 'scan_products',
            'attention_products', 'make_beam', 'Subject', 'partner', 'usual_forms', 'memory_level', 'memory_peak',
            'clock', 'limit_growth', 'measure', 'compared', 'BenchError', 'answer', 'fresh', 'check_settings',
            'known_counts', 'split_name', 'told', 'take_turns', 'gap', 'apart', 'summarize', 'cases', 'forms_of',
@@ -38,7 +38,7 @@ from ..encoders.efficient_beam import (EfficientBeam, beam_search, encode, label
                                               literal_search, search, trace_back)
 from .runs import append, code_hashes, new_record, read, results_folder, select
 from ..layers.attention import geometric_attention, geometric_window
-from ..layers.scan import linear_scan
+from ..layers.scan import linear_scan, scan_indexed, scan_unbound
 
 # %% ../../nbs/bench.ipynb #be689f03
 def spread(
@@ -252,27 +252,13 @@ def beam_products(
             backward(again)
     return work
 
-# %% ../../nbs/bench.ipynb #c53904ab
-def loop_states(
-    f: Tensor,               # gates, (B, N, D)
-    b: Tensor,               # what is added, (B, N, D)
-    indexed: bool = False,   # cut by an index for each step; else by unbind
-) -> Tensor:                 # states, (B, N, D)
-    "The recurrence c_t = f_t c_(t-1) + b_t as a loop for PyTorch to differentiate."
-    steps = ([(f[:, t], b[:, t]) for t in range(b.shape[1])] if indexed
-             else zip(f.unbind(1), b.unbind(1)))
-    state, states = torch.zeros_like(b[:, 0]), []
-    for gate, more in steps:
-        state = gate * state + more
-        states.append(state)
-    return torch.stack(states, 1)
-
+# %% ../../nbs/bench.ipynb #4bd7f02b
 class GatedMemory(nn.Module):
     "A product that makes gates and inputs, and a scan that reads them."
     def __init__(
         self,
         dim: int,                # D
-        form: str = "unbound",   # "unbound" or "indexed": loop_states; else one of linear_scan
+        form: str = "unbound",   # "unbound", "indexed", or one of linear_scan
     ):
         super().__init__()
         self.leaf, self.form = nn.Linear(dim, 2 * dim), form
@@ -285,9 +271,9 @@ class GatedMemory(nn.Module):
         gate, new = self.leaf(x).chunk(2, -1)
         f = gate.sigmoid().masked_fill(~mask[..., None], 1)
         b = (1 - f) * new.tanh()
-        if self.form in ("unbound", "indexed"):
-            return loop_states(f, b, self.form == "indexed")[:, -1]
-        return linear_scan(f, b, form=self.form)[:, -1]
+        loops = {"unbound": scan_unbound, "indexed": scan_indexed}
+        scan = loops.get(self.form, partial(linear_scan, form=self.form))
+        return scan(f, b, torch.zeros_like(b[:, 0]))[:, -1]
 
 # %% ../../nbs/bench.ipynb #613d232f
 def scanned(
