@@ -143,7 +143,8 @@ FIT = r"""theme => {
   const rgba = text => { const m = text.match(/^rgba?\(([^)]*)\)$/); if (!m) return null; const v = m[1].split(/[ ,/]+/).map(Number); return v.length < 4 ? [...v, 1] : v; };
   const light = c => { const [r, g, b] = c.slice(0, 3).map(v => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * r + .7152 * g + .0722 * b; };
   const behind = e => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c && c[3] > .9) return c; } return [255, 255, 255, 1]; };
-  for (const e of document.querySelectorAll("figcaption, .drawing, .frame-label, .widget-label, .widget-html-content, article p, article h1")) {
+  const code = new Map([...document.querySelectorAll(".highlight pre, .highlight pre span[class]")].map(e => [e.className, e]));
+  for (const e of [...document.querySelectorAll("figcaption, .drawing, .frame-label, .widget-label, .widget-html-content, article p, article h1"), ...code.values()]) {
     if (!e.getBoundingClientRect().height) continue;
     const ink = rgba(getComputedStyle(e).color); if (!ink) continue;
     const [a, b] = [light(ink), light(behind(e))].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
@@ -296,6 +297,7 @@ FAULTS = {
     "without description": GOOD.replace("a dot", ""),
     "scrolls sideways": GOOD.replace("</h1>", '</h1><div style="width:500px">wide</div>'),
     "contrast 1": GOOD.replace("<figcaption>", '<figcaption style="color:#ddd">'),
+    "in SPAN.k": GOOD.replace("</h1>", '</h1><div class="highlight"><pre><span class="k" style="color:#ddd">for</span></pre></div>'),
     "mathematics": GOOD.replace("</h1>", '</h1><mjx-merror data-mjx-error="Undefined control sequence">x</mjx-merror>'),
 }
 
