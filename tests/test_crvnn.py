@@ -21,6 +21,7 @@ from rvnnbook.encoders.crvnn import (
     frame,
     halt_penalty,
     modulated_sigmoid,
+    pick,
     plain_sigmoid,
     rival_sigmoid,
     turn,
@@ -310,7 +311,8 @@ class Oracle:
         steps = self.trees[rows].double().masked_fill(~(allowed & (exists > 0)), math.inf)
         composes = (steps == steps.amin(1, keepdim=True)).double()
         left = neighbor_weights(exists, "left", self.kind)
-        assert senders.tolist() == allowed.flatten().nonzero().squeeze(1).tolist()
+        numbers = torch.arange(allowed.numel()).view(*allowed.shape, 1)
+        assert pick(numbers, senders).flatten().tolist() == numbers[allowed].flatten().tolist()
         return composes, retrieve(left, composes[..., None]), retrieve(left, states)
 
 

@@ -2,9 +2,10 @@
 
 # %% auto #0
 __all__ = ['DECISIONS', 'SHAPES', 'frame', 'look_around', 'expect', 'plain_sigmoid', 'modulated_sigmoid', 'rival_sigmoid',
-           'rival_sigmoid_walked', 'check_choice', 'pick', 'place', 'PositionScorer', 'DecisionFunction', 'soft_round',
-           'shrink', 'put_back', 'continuous_recursion', 'halt_penalty', 'extract_trees', 'LeavesAndCell', 'CRvNN',
-           'refuse_compacted_training', 'encode', 'tell', 'turn', 'turn_story', 'encode_along', 'crvnn_literal']
+           'rival_sigmoid_walked', 'check_choice', 'pick', 'place', 'runs_of', 'PositionScorer', 'DecisionFunction',
+           'soft_round', 'shrink', 'put_back', 'continuous_recursion', 'halt_penalty', 'extract_trees', 'LeavesAndCell',
+           'CRvNN', 'refuse_compacted_training', 'encode', 'tell', 'turn', 'turn_story', 'encode_along',
+           'crvnn_literal']
 
 # %% ../../nbs/crvnn.ipynb #290dc1ee
 from functools import partial
@@ -127,18 +128,32 @@ def check_choice(
 # %% ../../nbs/crvnn.ipynb #f8bc8b7d
 def pick(
     values: Tensor,        # (B, N, D)
-    where: Tensor,         # positions, flat, (M,) in [0, B N)
+    where: Tensor | slice,      # positions, flat, (M,) in [0, B N), or from one to another
 ) -> Tensor:               # the values there, (M, D)
     "Rows of a batch at some positions only."
-    return values.flatten(0, 1).index_select(0, where)
+    rows = values.flatten(0, 1)
+    return rows[where] if isinstance(where, slice) else rows.index_select(0, where)
 
 def place(
     values: Tensor,        # (B, N, D)
     rows: Tensor,          # (M, D)
-    where: Tensor,         # positions, flat, (M,), all different
+    where: Tensor | slice,      # positions, flat, (M,), all different, or from one to another
 ) -> Tensor:               # the values with those rows in their places, (B, N, D)
     "Put rows back where they were picked."
-    return values.flatten(0, 1).index_copy(0, where, rows).view_as(values)
+    old = values.flatten(0, 1)
+    new = (torch.cat([old[:where.start], rows, old[where.stop:]]) if isinstance(where, slice)
+           else old.index_copy(0, where, rows))
+    return new.view_as(values)
+
+def runs_of(
+    allowed: Tensor,       # positions that may compose, (B, N) bool; in a row side by side
+) -> tuple:                # where they are and where their right neighbours are, for `pick`
+    "Those who may send and those who may receive."
+    if len(allowed) > 1:
+        senders = allowed.flatten().nonzero().squeeze(1)
+        return senders, senders + 1
+    first, count = int(allowed.int().argmax()), int(allowed.sum())
+    return slice(first, first + count), slice(first + 1, first + count + 1)
 
 # %% ../../nbs/crvnn.ipynb #2b8e975e
 class PositionScorer(nn.Module):
@@ -169,15 +184,16 @@ class PositionScorer(nn.Module):
         left: Tensor,          # weights of left neighbours, (B, N, N)
         right: Tensor,         # weights of right neighbours, (B, N, N)
         arrived: Tensor,       # left(c) of the round before, (B, N, 1)
-        wanted: Tensor,        # positions to score, flat, (M,) in [0, B N)
+        wanted: Tensor | slice,    # positions to score, as `pick` takes them, M of them
     ) -> tuple[Tensor, Tensor]:    # u, 0 where not wanted, (B, N); left(r), (B, N, D)
         "How much each position wants to be sent to its right neighbour."
         seen = look_around(states, left, right, self.window)
-        rows = [pick(values[..., :self.width], wanted) for values in seen]
+        sight = [values[..., :self.width] for values in seen]
         if self.transition:
-            rows.append(torch.lerp(self.transition["not_composed"], self.transition["composed"],
-                                   pick(arrived, wanted)))
-        found = self.scorer[1](self.activation(self.scorer[0](torch.cat(rows, -1))))
+            sight.append(torch.lerp(self.transition["not_composed"], self.transition["composed"],
+                                    arrived))
+        rows = pick(torch.cat(sight, -1), wanted)
+        found = self.scorer[1](self.activation(self.scorer[0](rows)))
         return place(torch.zeros_like(arrived), found, wanted).squeeze(-1), seen[self.window - 1]
 
 # %% ../../nbs/crvnn.ipynb #525bcace
@@ -205,7 +221,7 @@ class DecisionFunction(PositionScorer):
         exists: Tensor,        # e, (B, N) in [0, 1]
         allowed: Tensor,       # positions that may compose, (B, N) bool
         arrived: Tensor,       # left(c) of the round before, (B, N, 1)
-        senders: Tensor,       # the positions that may compose, flat, (M,)
+        senders: Tensor | slice,   # the positions that may compose, as `pick` takes them
     ) -> tuple[Tensor, Tensor, Tensor]:    # c (B, N); left(c) (B, N, 1); left(r) (B, N, D)
         "One decision, in full precision also where the rest is computed in half."
         with torch.autocast(states.device.type, enabled=False):
@@ -225,8 +241,7 @@ def soft_round(
     cell,                  # f, called as cell(left, right) on (M, S)
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:    # new r, e; left(c) and c of this round
     "One round: decide, compose, exist a little less (crvnn section 3.3)."
-    senders = allowed.flatten().nonzero().squeeze(1)               # all tokens but the last
-    receivers = senders + 1                                        # all tokens but the first
+    senders, receivers = runs_of(allowed)      # all tokens but the last, and all but the first
     composes, arrived, near = decide(states, exists, allowed, arrived, senders)
     before = pick(states, receivers)
     parents = cell(pick(near, receivers), before).to(states.dtype)
