@@ -22,6 +22,8 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "bt_grc": ("rvnnbook.encoders.beam_tree", "BeamTree", {"soft": False}),
     "bt_grc_os": ("rvnnbook.encoders.beam_tree", "BeamTree", {"soft": True}),
     "ebt_grc": ("rvnnbook.encoders.compiled_beam", "CompiledBeam", {}),
+    "transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": False}),
+    "universal_transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": True}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes
