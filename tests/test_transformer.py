@@ -82,11 +82,12 @@ def attend_alone(q, k, v, heads, position):
 
 
 def layer_alone(layer, states, activation):
-    x = F.layer_norm(states, states.shape[-1:], layer.norm_retrieve.weight, layer.norm_retrieve.bias)
-    q, k, v = (x @ part.weight.T for part in (layer.queries, layer.keys, layer.values))
-    states = states + attend_alone(q, k, v, layer.heads, layer.position) @ layer.fetched.weight.T
-    x = F.layer_norm(states, states.shape[-1:], layer.norm_compose.weight, layer.norm_compose.bias)
-    return states + activation(x @ layer.w1.weight.T + layer.w1.bias) @ layer.w2.weight.T + layer.w2.bias
+    fetch, work = layer.retrieve, layer.compose
+    x = F.layer_norm(states, states.shape[-1:], fetch.norm.weight, fetch.norm.bias)
+    q, k, v = (x @ part.weight.T for part in (fetch.queries, fetch.keys, fetch.values))
+    states = states + attend_alone(q, k, v, fetch.heads, fetch.position) @ fetch.out.weight.T
+    x = F.layer_norm(states, states.shape[-1:], work.norm.weight, work.norm.bias)
+    return states + activation(x @ work.w1.weight.T + work.w1.bias) @ work.w2.weight.T + work.w2.bias
 
 
 def encode_alone(encoder, tokens, steps, activation=F.gelu):

@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['POSITIONS', 'recur', 'attention_literal', 'place_powers', 'multiply_pairs', 'place_pairs', 'turn_every_second',
-           'attend', 'Layer', 'run_layers', 'check_transformer', 'Transformer']
+           'attend', 'Fetch', 'WorkIn', 'Layer', 'run_layers', 'check_transformer', 'Transformer']
 
 # %% ../../nbs/transformer.ipynb #cd7fbe6e
 from functools import lru_cache
@@ -109,44 +109,70 @@ def attend(
     found = found.transpose(1, 2).flatten(2)
     return turn_every_second(found, mask, heads) if xpos else found
 
-# %% ../../nbs/transformer.ipynb #ed1417f2
-class Layer(nn.Module):
-    "Attention and a position-wise network, a norm before each (Vaswani et al. 2017)."
+# %% ../../nbs/transformer.ipynb #2ed031ff
+class Fetch(nn.Module):
+    "Retrieve of a Transformer: attention on normalised states (Vaswani et al. 2017)."
     def __init__(
         self,
         dim: int,                       # D, width of a state
         heads: int,                     # H
-        hidden: int,                    # width of the position-wise network
-        activation: str,                # "gelu", "gelu_tanh" or "relu"
-        dropout: float,                 # dropout of what each half adds, in [0, 1)
+        dropout: float,                 # dropout of what is fetched, in [0, 1)
         position: str,                  # one of POSITIONS
     ):
         super().__init__()
-        self.heads, self.position, self.activation = heads, position, ACTIVATIONS[activation]
-        self.norm_retrieve, self.norm_compose = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.queries, self.keys, self.values, self.fetched = (
+        self.heads, self.position = heads, position
+        self.norm, self.dropout = nn.LayerNorm(dim), nn.Dropout(dropout)
+        self.queries, self.keys, self.values, self.out = (
             nn.Linear(dim, dim, bias=False) for _ in range(4))
-        self.w1, self.w2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        self.dropout = nn.Dropout(dropout)
 
-    def retrieve(
+    def forward(
         self,
         states: Tensor,                 # H, (B, N, D)
         mask: Tensor,                   # E, (B, N) bool
     ) -> Tensor:                        # X, states with what was fetched, (B, N, D)
-        x = self.norm_retrieve(states)
-        found = attend(self.queries(x), self.keys(x), self.values(x), mask, self.heads,
-                       self.position)
-        return states + self.dropout(self.fetched(found))
+        x = self.norm(states)
+        q, k, v = self.queries(x), self.keys(x), self.values(x)
+        found = attend(q, k, v, mask, self.heads, self.position)
+        return states + self.dropout(self.out(found))
 
-    def compose(
+# %% ../../nbs/transformer.ipynb #ed1417f2
+class WorkIn(nn.Module):
+    "Compose of a Transformer: two layers at every position by itself (Vaswani et al. 2017)."
+    def __init__(
+        self,
+        dim: int,                       # D, width of a state
+        hidden: int,                    # width between the two layers
+        activation: str,                # "gelu", "gelu_tanh" or "relu"
+        dropout: float,                 # dropout of what is added, in [0, 1)
+    ):
+        super().__init__()
+        self.activation, self.norm = ACTIVATIONS[activation], nn.LayerNorm(dim)
+        self.w1, self.w2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
         self,
         found: Tensor,                  # X, (B, N, D)
         states: Tensor,                 # H, not used: X contains it
         mask: Tensor,                   # E, (B, N) bool
     ) -> tuple[Tensor, Tensor]:         # new states (B, N, D), the same mask
-        hidden = self.activation(self.w1(self.norm_compose(found)))
-        return found + self.dropout(self.w2(hidden)), mask
+        made = self.w2(self.activation(self.w1(self.norm(found))))
+        return found + self.dropout(made), mask
+
+class Layer(nn.Module):
+    "One step of a Transformer, in the two halves of the scheme (Vaswani et al. 2017)."
+    def __init__(
+        self,
+        dim: int,                       # D
+        heads: int,                     # H
+        hidden: int,                    # width inside Compose
+        activation: str,                # "gelu", "gelu_tanh" or "relu"
+        dropout: float,                 # dropout of what each half adds, in [0, 1)
+        position: str,                  # one of POSITIONS
+    ):
+        super().__init__()
+        self.retrieve = Fetch(dim, heads, dropout, position)
+        self.compose = WorkIn(dim, hidden, activation, dropout)
 
 # %% ../../nbs/transformer.ipynb #328e01d8
 def run_layers(
