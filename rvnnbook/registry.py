@@ -24,6 +24,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "ebt_grc": ("rvnnbook.encoders.compiled_beam", "CompiledBeam", {}),
     "transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": False}),
     "universal_transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": True}),
+    "ndr": ("rvnnbook.encoders.ndr", "NDR", {}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes
