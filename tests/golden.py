@@ -15,6 +15,7 @@ from rvnnbook.core import Encoding, simple_tree
 from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
+from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.neighbors import neighbor_weights
@@ -129,6 +130,21 @@ def evaluate_beam(module: nn.Module, inputs: dict, mask: torch.Tensor) -> dict:
             "out.beam_mask": (scores > -torch.inf).float(), "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
 
 
+def build_ndr(config: dict) -> NDR:
+    return NDR(config["d_model"], config["n_layers"], heads=config["nhead"], hidden=config["dim_feedforward_effective"],
+               scalar_gate=config["scalar_gate"], gate_dropout=config["p_gate_drop"], dropout=config["dropout"],
+               normalize=config["normalize_score"], readout="last")
+
+
+def evaluate_ndr(module: NDR, inputs: dict, mask: torch.Tensor) -> dict:
+    "Root and gradient, and the states after one layer and after all; the root is read at the last token, and at the first beside it."
+    x = inputs["x"].clone().requires_grad_()
+    out = module(x, mask)
+    return {"out.root": out.root, "out.root_first": out.states[:, 0], "out.sequence": out.states,
+            "out.after_layer_1": route(module, x, mask, layers=1).states,
+            "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
+
+
 def build(model: str, config: dict, case: str = "") -> nn.Module:
     "Our module for a model's name and the file's configuration."
     if model == "ops" and case.startswith("stochastic_topk"):
@@ -143,6 +159,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return Neighbors()
     if model == "bbt_grc":
         return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
+    if model == "ndr":
+        return build_ndr(config)
     if model in ("crvnn", "crvnn_original"):
         return build_crvnn(model, config, case)
     if model == "heads" and case.startswith("classifier"):
@@ -184,6 +202,8 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
             trees[row, :length] = torch.tensor(simple_tree("balanced", length))
         root = module(x, mask, trees=trees).root
         return {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
+    if isinstance(module, NDR):
+        return evaluate_ndr(module, inputs, mask)
     if isinstance(module, CRvNN):
         return evaluate_crvnn(module, inputs, mask)
     ids = inputs["tokens"].long()
@@ -205,8 +225,8 @@ def not_compared(tensors: dict) -> set:
 
 
 def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict, expected: dict) -> torch.Tensor:
-    "Neighbour matrices have rows for padding positions, and nobody reads them. Of hypotheses those count that have weight."
-    if name in ("out.left", "out.right"):
+    "Neighbour matrices and an NDR's states have rows for padding positions, and nobody reads them. Of hypotheses those count that have weight."
+    if name in ("out.left", "out.right") or "out.root_first" in expected and name in ("out.sequence", "out.after_layer_1"):
         return value[inputs["mask"].bool()]
     if name in ("out.select_idx", "out.select_mask"):      # picks beyond the valid places are in any order
         return value[torch.arange(value.shape[1]) < inputs["mask"].sum(1, keepdim=True)]
