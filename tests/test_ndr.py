@@ -248,7 +248,7 @@ def test_weights_at_the_start():
     assert attn.heads == 16 and attn.content_bias.shape == (16, width) and not attn.content_bias.any()
     assert attn.content_scale.tolist() == pytest.approx([width ** -0.5]) and attn.direction_scale.tolist() == [1] and attn.logit_bias.tolist() == [0]
     bound = math.sqrt(6 / (512 + width))
-    for weight in (attn.q.weight, attn.kv.weight):
+    for weight in (attn.q.weight.detach(), attn.kv.weight.detach()):
         assert 0.99 * bound < weight.abs().max() <= bound and abs(float(weight.std()) * math.sqrt(3) / bound - 1) < 0.01
     assert attn.out.weight.abs().max() <= 512 ** -0.5
     assert [NDR(dim).attn.heads for dim in (8, 32, 63, 64, 128)] == [1, 1, 1, 2, 4]
