@@ -106,8 +106,8 @@ def ndr_layer_literal(
     matches = torch.sigmoid(scores + attn.logit_bias) * there                          # Eq. 5
     attention = geometric_literal(matches)                                             # Eq. 6
     fetched = attn.out((attention @ values).transpose(1, 2).flatten(2))                # Eq. 7
-    together = layer.norm1(fetched + states)                                         # Eq. 8
-    gate = torch.sigmoid(layer.ffn_gate(together))                                   # Eq. 9
+    together = layer.norm1(fetched + states)                                           # Eq. 8
+    gate = torch.sigmoid(layer.ffn_gate(together))                                     # Eq. 9
     data = layer.norm2(layer.ffn_data(together))
     return gate * data + (1 - gate) * states                                           # Eq. 10
 
