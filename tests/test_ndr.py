@@ -432,6 +432,14 @@ def test_states_keep_the_precision_of_the_input(again):
     assert all(p.grad.isfinite().all() and p.grad.any() for p in encoder.parameters())
 
 
+def test_a_network_all_in_half_precision():
+    encoder, (x, mask) = make(4), batch([5, 2])
+    exact = encoder(x, mask).root
+    rough = encoder.bfloat16()(x.bfloat16(), mask, trace=True)
+    assert rough.root.dtype == rough.states.dtype == torch.bfloat16 and rough.trace["attention"].dtype == torch.float32
+    assert 0 < (rough.root.double() - exact).abs().max() < 0.1
+
+
 # ---- what is refused
 
 @pytest.mark.parametrize("options, said", [
