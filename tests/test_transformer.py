@@ -367,6 +367,12 @@ def test_half_precision(position):
     assert 0 < (out.root.double() - exact.root).abs().max() < 0.1
 
 
+def test_hidden_width():
+    for options, width in (({}, 32), ({"hidden": 5}, 5)):
+        work = make(**options).layers[1].compose
+        assert work.w1.out_features == work.w2.in_features == width
+
+
 @pytest.mark.parametrize("options, said", [
     (dict(heads=3), "heads=3"), (dict(heads=0), "heads=0"), (dict(heads=8), "even width"), (dict(dim=6, heads=1), "half of the heads"),
     (dict(dim=18, heads=3), "must be even"), (dict(position="sines"), "'sines'"), (dict(activation="tanh"), "'tanh'"),
