@@ -25,6 +25,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": False}),
     "universal_transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": True}),
     "ndr": ("rvnnbook.encoders.ndr", "NDR", {}),
+    "self_iru": ("rvnnbook.encoders.self_iru", "SelfIRU", {}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes
