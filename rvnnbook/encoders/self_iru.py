@@ -103,6 +103,7 @@ def level_memory(
     c = linear_scan(f.flatten(2), b.flatten(2), c0)
     return torch.addcmul(x[:, :, None], o, c.view_as(f)).to(x.dtype), c[:, -1]
 
+# %% ../../nbs/self_iru.ipynb #6edff33e
 def self_iru_scans(
     x: Tensor,                   # x_t, (B, T, D)
     flats: Sequence[Flat],       # F by level, leaves first
@@ -223,6 +224,7 @@ def make_readers(
     width = dim // 2
     return nn.ModuleList([nn.Sequential(nn.Linear(dim, width), make(width)) for _ in range(2)])
 
+# %% ../../nbs/self_iru.ipynb #0b7c8ad8
 def depth_gates(
     readers: nn.ModuleList,      # what make_readers gave
     x: Tensor,                   # (..., D)
