@@ -40,7 +40,8 @@ def add_bench(
     bench: argparse.ArgumentParser,        # gets its words
 ):
     "The words of `rvnnbook bench`."
-    bench.add_argument("subject", choices=["crvnn", "beam_tree", "attention", "scan"],
+    bench.add_argument("subject", choices=["crvnn", "beam_tree", "attention", "scan",
+                                            "self_iru"],
                        help="an encoder or a layer")
     bench.add_argument("--lengths", type=int, nargs="+", default=[100, 500, 2000], metavar="N",
                        help="tokens of a sentence (default: 100 500 2000)")

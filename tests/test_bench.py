@@ -158,6 +158,25 @@ def test_the_scan_in_its_forms(ragged):
         GatedMemory(8, form="tree")(*problem(SUBJECTS["scan"].make, *sizes)[1:3])
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_tree_of_gates_in_its_forms(ragged):
+    "All compute the same; the floor is every linear map, forward and backward."
+    sizes, found = (30, 3, 8), {}
+    for form in SUBJECTS["self_iru"].forms:
+        if form != "products":
+            found[form] = measure("self_iru", form, *sizes, ragged=ragged)
+            assert found[form]["counts"] == spread(30, 3, ragged)
+            for name in ("root", "gradient"):
+                assert gap(found[form][name], found["literal"][name]) < 1e-5
+    assert list(SUBJECTS["self_iru"].forms) == ["literal", "literal, step by step", "library", "products"]
+    encoder = problem(SUBJECTS["self_iru"].make, *sizes)[0]
+    assert len(encoder.unit.bases) == 3 and encoder.form == "scans"
+    work = SUBJECTS["self_iru"].products(encoder, spread(30, 3, ragged), found["library"]["counts"])
+    with Count() as count:
+        work()
+    assert count.total == 3 * 2 * sum(spread(30, 3, ragged)) * (8 * 8 + 9 * 8 * 8 + 6 * 8)
+
+
 def test_the_products_are_measured_for_the_rounds_of_the_library():
     assert known_counts({"literal": [{"counts": [5]}], "library": [{"counts": [4]}]}) == [4]
     with Count() as count:
@@ -554,7 +573,7 @@ def test_what_cannot_be_measured_is_refused_first(settings, said):
     assert told == []
     with pytest.raises(ValueError, match="lengths must be given"):
         bench("crvnn", {"dim": 8}, tell=told.append)
-    with pytest.raises(ValueError, match="one of crvnn, beam_tree, attention, scan, got 'abacus'"):
+    with pytest.raises(ValueError, match="one of crvnn, beam_tree, attention, scan, self_iru, got 'abacus'"):
         bench("abacus", {"lengths": (20,)}, tell=told.append)
 
 
