@@ -97,7 +97,7 @@ def attend(
     heads: int,            # H; for xPos even, for positions D / H even
     position: str,         # one of POSITIONS
 ) -> Tensor:               # what each head fetches, side by side, (B, N, D)
-    "Multi-head attention, never with a table of its weights (Vaswani et al. 2017)."
+    "Multi-head attention, by the library's routine without a table (Vaswani et al. 2017)."
     xpos, tensors = position == "xpos", (queries, keys, values)
     if xpos:
         tensors = [turn_every_second(x, mask, heads) for x in tensors]
