@@ -12,6 +12,7 @@ __all__ = ['literal_attention', 'library_attention', 'SCANS', 'IRUS', 'PLAIN', '
            'beside', 'grown', 'findings', 'completed', 'bench_record', 'bench', 'recorded', 'draw']
 
 # %% ../../nbs/bench.ipynb #e34a5204
+import gc
 import inspect
 import json
 import math
@@ -516,12 +517,15 @@ def measure(
         step = partial(inference if how.endswith("inference") else training_step, written, encoder)
         step(*problem(about.make, SMALL, 1, dim, device)[1:])
         step = partial(step, *inputs)
+    gc.collect()
+    gc.freeze()
     level = memory_level(device)
     if memory:
         limit_growth(memory)
     started = clock(device)
     found = step()
     taken = {"seconds": clock(device) - started, "memory_mb": memory_peak(device) - level}
+    gc.unfreeze()
     if kind == "products":                     # they keep nothing from step to step
         return {"seconds": taken["seconds"]}
     return taken | compared(written, encoder, *inputs[:2], *found, about.chooses)
