@@ -33,7 +33,7 @@ SEMITONES: dict[str, int] = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B"
 class MusicError(ValueError):
     "A key, a roll, a file or a request that has no meaning here."
 
-
+# %% ../../nbs/music.ipynb #d816f3c5
 def key(
     name: str,     # letter, perhaps # or b, octave: "C4", "F#3", "Bb2"
 ) -> int:          # which key of the piano, from the left, 0 to 87
@@ -55,7 +55,7 @@ def piano_roll(
         roll[step, [key(name) for name in names]] = 1
     return roll
 
-
+# %% ../../nbs/music.ipynb #899a74ff
 def chords_of(
     roll: np.ndarray,        # (T, 88), 0 or 1
 ) -> list[str]:              # names of keys, the lowest first, with sharps where they are black
@@ -105,7 +105,7 @@ class Matrix(NamedTuple):
     name: str
     parts: list                # what it is made of: kind and content of each element
 
-
+# %% ../../nbs/music.ipynb #acc787e8
 def matrix(
     raw: bytes | memoryview,   # content of an element of kind MATRIX
 ) -> Matrix:
@@ -126,7 +126,7 @@ def element(
     "Pack an element of a MATLAB 5 file."
     return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
 
-
+# %% ../../nbs/music.ipynb #d5344ef7
 def pack_matrix(
     type: int,                    # as in Matrix
     shape: tuple[int, int],       # rows, columns
@@ -167,7 +167,7 @@ class Music(NamedTuple):
 PARTS: tuple[str, ...] = ("traindata", "validdata", "testdata")    # their names in the file
 LIMIT: int = 2**26                                                 # bytes of one part, unpacked
 
-
+# %% ../../nbs/music.ipynb #74d09f88
 def inflate(
     content: bytes | memoryview,   # compressed
     limit: int = LIMIT,            # the most it may unpack to, bytes
@@ -259,7 +259,7 @@ def read_music(
     except MusicError as problem:
         raise MusicError(f"{path}: {problem}") from None
 
-
+# %% ../../nbs/music.ipynb #5b1fefa7
 def write_music(
     path: str | Path,     # where to
     music: Music,         # at least one piece in every part
@@ -289,7 +289,7 @@ class Counts(NamedTuple):
     keys: tuple[int, ...]      # in how many of them each key sounds, (88,)
     sizes: tuple[int, ...]     # how many of them have 0, 1, 2, ... keys
 
-
+# %% ../../nbs/music.ipynb #9ce9e97d
 def count_keys(
     pieces: Iterable[np.ndarray],   # rolls, (T, 88) each, at least one
 ) -> Counts:
@@ -343,7 +343,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {     # what may come next; silence follow
     "C": ("F", "G", "Am", ""), "Dm": ("G",), "Em": ("F", "Am"), "F": ("C", "Dm", "G"),
     "G": ("C", "Am"), "Am": ("Dm", "Em", "F"), "": ("C",)}
 
-
+# %% ../../nbs/music.ipynb #38ff2ce7
 def walk(
     random: Random,          # source of chance
 ) -> Iterator[str]:          # the chord of each step, without end
@@ -376,7 +376,7 @@ class Batch(NamedTuple):
     rolls: "torch.Tensor"    # x, 1 where a key sounds, 0 on padding, (B, T, 88) float32
     mask: "torch.Tensor"     # True = step of the piece, (B, T) bool
 
-
+# %% ../../nbs/music.ipynb #0a175cd3
 def collate(
     pieces: Sequence[np.ndarray],    # at least one, each (T, 88) with T >= 1
 ) -> Batch:

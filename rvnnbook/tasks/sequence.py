@@ -20,7 +20,7 @@ def surprises(
     rolls: Tensor,        # x, 1 where a key sounds, (B, T, K)
     mask: Tensor,         # True = step of the piece, (B, T) bool
 ) -> Tensor:              # nats for steps 2 to T, 0 on padding, (B, T - 1)
-    "Surprise of each step but the first, summed over the keys (self_iru section 3.4)."
+    "Surprise of each step but the first, summed over the keys (self_iru §3.4)."
     if scores.shape != rolls.shape or mask.shape != rolls.shape[:2]:
         raise ValueError("scores and rolls have one shape (B, T, K), and mask its first two "
                          f"axes, got {tuple(scores.shape)}, {tuple(rolls.shape)} and "
@@ -66,6 +66,7 @@ class KeyByKey(nn.Module):
         silent, sounds = self.odds
         return Encoding(root=rolls.sum(1), states=torch.where(rolls > 0, sounds, silent))
 
+# %% ../../nbs/sequence.ipynb #15fc8792
 def fit_key_by_key(
     pieces: Iterable,         # rolls for training, (T, K) arrays of 0 and 1
     by_last: bool = True,     # whether it matters that the key sounds now
@@ -101,7 +102,7 @@ def future_gap(
 
 # %% ../../nbs/sequence.ipynb #fbfee021
 class NextSet(nn.Module):
-    "A linear map, a causal encoder and a score for every key in the next step (self_iru 3.4)."
+    "A linear map, a causal encoder and a score for every key in the next step (self_iru §3.4)."
     def __init__(
         self,
         encoder: nn.Module,         # any encoder that gives states and does not look ahead
