@@ -94,7 +94,7 @@ def test_padding_adds_nothing(lengths, seed, extra):
     assert torch.isfinite(nats).all() and nats.shape[1] == mask.shape[1] - 1
 
 
-@pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 3, 5), (2, 3)), ((2, 3, 4), (2, 3, 4), (2, 4)), ((3, 4), (3, 4), (3,))])
+@pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 3, 5), (2, 3)), ((2, 4, 4), (2, 3, 4), (2, 3)), ((2, 3, 4), (2, 3, 4), (2, 4)), ((3, 4), (3, 4), (3,))])
 def test_shapes_that_do_not_fit(shapes):
     with pytest.raises(ValueError, match=r"scores and rolls have one shape \(B, T, K\)"):
         surprises(torch.zeros(shapes[0]), torch.zeros(shapes[1]), torch.ones(shapes[2]) > 0)
@@ -127,9 +127,10 @@ def test_nothing_to_predict():
             evaluate_sequences(Given(made([1, 1])[2]), dealt)
 
 
-def test_evaluation_is_without_dropout_and_gradient():
+@pytest.mark.parametrize("place", ["dropout_in", "dropout_out"])
+def test_evaluation_is_without_dropout_and_gradient(place):
     torch.manual_seed(0)
-    model = NextSet(create_encoder("lstm", dim=6), 5, dropout_in=.5, dropout_out=.5).double().train()
+    model = NextSet(create_encoder("lstm", dim=6), 5, **{place: .5}).double().train()
     batch = made([4, 6])[1]
     assert len({sequence_loss(model, batch).item() for _ in range(4)}) == 4        # it is there while training
     assert evaluate_sequences(model, [batch]) == evaluate_sequences(model.train(), [batch])
