@@ -216,7 +216,7 @@ def test_matrices_that_are_no_rolls(found, said):
     assert np.array_equal(roll_of(numbers()), ROLL) and np.array_equal(roll_of(numbers(type=9)), ROLL)
 
 
-@pytest.mark.parametrize("raw", [b"", element(6, bytes(8)), element(5, bytes(8)) + element(6, bytes(8)) + element(1, b""),
+@pytest.mark.parametrize("raw", [b"", element(6, bytes(8)), element(6, bytes(8)) + element(5, bytes(8)), element(5, bytes(8)) + element(6, bytes(8)) + element(1, b""),
                                  element(6, bytes(8)) + element(5, bytes(12)) + element(1, b""), element(6, bytes(8)) + element(5, bytes(8)) + element(2, b"")])
 def test_beginnings_that_are_no_matrix(raw):
     assert "a matrix begins with its flags" in refused(matrix, raw)
