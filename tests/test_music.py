@@ -223,7 +223,7 @@ def test_beginnings_that_are_no_matrix(raw):
 
 
 @pytest.mark.parametrize("type, shape, cells, said", [
-    (6, (1, 1), [CELL], "type 6"), (1, (2, 2), [CELL] * 4, r"\(2, 2\)"), (1, (1, 2), [CELL], "1 of them"), (1, (1, 0), [], "0 of them"),
+    (6, (1, 1), [CELL], "type 6"), (1, (2, 2), [CELL] * 4, r"\(2, 2\)"), (1, (2, 2), [CELL] * 2, "2 of them"), (1, (1, 2), [CELL], "1 of them"), (1, (1, 1), [element(2, CELL[8:])], "piece 0: a matrix begins"), (1, (1, 0), [], "0 of them"),
     (1, (1, 2), [CELL, element(2, b"")], "piece 1: a matrix begins"), (1, (3, 1), [CELL, CELL, pack_matrix(1, (1, 1), [CELL])], "piece 2: a matrix of numbers")])
 def test_rows_that_are_no_pieces(type, shape, cells, said):
     with pytest.raises(MusicError, match=said):
@@ -293,11 +293,11 @@ def test_unreadable_files(tmp_path):
 
 
 def test_writing_is_whole_or_not_at_all(tmp_path):
-    path, music = tmp_path / "music.mat", make_music((2, 1, 1), shortest=1, longest=3)
+    path, music = tmp_path / "new" / "music.mat", make_music((2, 1, 1), shortest=1, longest=3)
     assert same(read_music(write_music(path, music)), music)
     before = path.read_bytes()
     assert refused(write_music, path, Music([np.full((2, KEYS), 3)], [], []))
-    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["music.mat"]
+    assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["music.mat"]
 
 
 # ---- made music

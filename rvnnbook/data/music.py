@@ -151,7 +151,7 @@ def roll_of(
         raise MusicError(f"a matrix of numbers was expected, got one of type {found.type} with "
                          f"content of the kinds {[kind for kind, _ in found.parts]}")
     rows, columns = found.shape
-    if columns != KEYS or rows < 1 or len(content) != rows * columns * STORED[kind].itemsize:
+    if columns != KEYS or len(content) != rows * columns * STORED[kind].itemsize:
         raise MusicError(f"a roll has the shape (steps, {KEYS}) and at least one step, "
                          f"got {found.shape} in {len(content)} bytes")
     return check_roll(np.frombuffer(content, STORED[kind]).reshape(columns, rows).T)
