@@ -73,7 +73,7 @@ def test_the_wheel_carries_every_module_and_data_file(site_packages):
 
 def test_the_readme_example_runs_on_runtime_needs_alone(site_packages, tmp_path):
     example = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
-    hidden = ("fastcore", "nbdev", "papermill", "matplotlib", "ipywidgets", "IPython", "accelerate", "tqdm", "yaml")
+    hidden = ("fastcore", "nbdev", "papermill", "matplotlib", "ipywidgets", "IPython", "accelerate", "tqdm", "yaml", "scipy")
     script = tmp_path / "example.py"
     script.write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden!r}))\n" + example
                       + f"\nimport rvnnbook\nassert rvnnbook.__file__.startswith({str(site_packages)!r})")
@@ -89,7 +89,7 @@ def test_importing_brings_nothing_heavy():
     """The promise is at most 1.2 times the cost of importing torch. It holds with room to spare if torch is all that is
     imported, and is checked by what is loaded, not by a clock."""
     loaded = python("import sys, rvnnbook; print(*sorted({n.split('.')[0] for n in sys.modules}))").split()
-    assert "rvnnbook" in loaded and not {"torch", "numpy", "papermill", "matplotlib", "fastcore"} & set(loaded)
+    assert "rvnnbook" in loaded and not {"torch", "numpy", "scipy", "papermill", "matplotlib", "fastcore"} & set(loaded)
     before = set(python("import sys, torch; print(*sys.modules)").split())
     after = set(python("import sys, torch, rvnnbook; rvnnbook.create_encoder('rvnn', dim=4); print(*sys.modules)").split())
     assert {name for name in after - before if not name.startswith("rvnnbook")} <= {"difflib"}
