@@ -170,7 +170,7 @@ def test_a_roll_of_any_numbers_becomes_bytes():
 # ---- the format
 
 @given(st.tuples(*[st.lists(ROLLS, min_size=1, max_size=3)] * 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_packed_music_is_read_again(parts):
     music = Music(*parts)
     assert same(parse_music(pack_music(music)), music)
@@ -195,7 +195,7 @@ GOOD = dict.fromkeys(PARTS, row(ROLL))
 
 
 @given(st.tuples(*[st.lists(ROLLS, min_size=1, max_size=3)] * 3), st.sampled_from([np.uint8, bool, np.int32, np.float32, np.float64]), st.booleans(), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_numbers_in_any_order_in_rows_or_columns(parts, dtype, packed, column):
     values = {name: row(*(piece.astype(dtype) for piece in pieces), shape=(-1, 1) if column else None) for name, pieces in zip(PARTS, parts, strict=True)}
     assert same(parse_music(saved(packed, **dict(reversed(values.items())))), Music(*parts))
@@ -271,7 +271,7 @@ def test_without_scipy(tmp_path):
     write_music(tmp_path / "music.mat", Music([ROLL], [ROLL], [ROLL]))
     code = ("import sys; sys.modules['scipy'] = None\n"
             "from rvnnbook.data.music import *\n"
-            "music = make_music((1, 1, 1)); collate(music.train)\n"
+            "music = make_music((1, 1, 1))\n"
             "for function, *values in ((read_music, sys.argv[1]), (parse_music, b''), (pack_music, music), (published, 'jsb', '/absent')):\n"
             "    try: function(*values)\n"
             "    except MusicError as error: print(error)")
