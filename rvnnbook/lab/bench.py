@@ -517,7 +517,6 @@ def measure(
         step = partial(inference if how.endswith("inference") else training_step, written, encoder)
         step(*problem(about.make, SMALL, 1, dim, device)[1:])
         step = partial(step, *inputs)
-    gc.collect()
     gc.freeze()
     level = memory_level(device)
     if memory:
