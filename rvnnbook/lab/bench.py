@@ -485,9 +485,10 @@ def limit_growth(
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (now + megabytes * 1_000_000, hard))
 
-# %% ../../nbs/bench.ipynb #5f284b90
+# %% ../../nbs/bench.ipynb #d8bdba9f
 SMALL = 8                    # tokens of the step that nobody measures
 
+# %% ../../nbs/bench.ipynb #5f284b90
 def measure(
     subject: str,            # one of SUBJECTS
     form: str,               # one of its forms
