@@ -29,7 +29,7 @@ from rvnnbook.encoders.crvnn import (
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from rvnnbook.layers.neighbors_linear import neighbor_walk
+from rvnnbook.layers.neighbors_linear import neighbor_walks
 from rvnnbook.show.trees import soft_round_drawing
 from tests.test_core import boxed, played, random_steps
 
@@ -489,7 +489,7 @@ def test_walks_compete_as_matrices_do(rule, n, seed, height):
     exists = torch.rand(3, n, dtype=torch.float64, generator=draw)         # no zeros: there the matrix form cuts slopes off
     allowed = torch.rand(3, n, generator=draw) < 0.7
     leaves = [tensor.requires_grad_() for tensor in (scores, exists)]
-    found = [rule(scores, allowed, *(neighbor_walk(exists, side, form=form) for side in ("left", "right")))
+    found = [rule(scores, allowed, *neighbor_walks(exists, form=form))
              for form in ("dense", "linear")]
     slopes = [slopes_of([composes], leaves) for composes in found]
     assert all(slope.isfinite().all() for pair in slopes for slope in pair)

@@ -13,7 +13,7 @@ from rvnnbook.layers import neighbors_linear
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
 from rvnnbook.layers.neighbors_linear import (BLOCK, MATRIX_UP_TO, WALKS, CoinWalk, GlassWalk, block_sums, decayed_sums,
                                               decayed_sums_from, existence_units, expect_exp, found_logs, log_decayed_sums, log_sums,
-                                              neighbor_walk, rows_at, takers, unit_windows)
+                                              neighbor_walks, rows_at, takers, unit_windows)
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=40)
@@ -377,45 +377,48 @@ def test_nothing_kept_is_a_matrix(side, retriever):
 
 @EACH
 def test_forms(side, retriever):
+    which = ("left", "right").index(side)
     exists = torch.rand(2, MATRIX_UP_TO["cpu"] + 1)
     values = torch.randn(2, MATRIX_UP_TO["cpu"] + 1, 3)
     weights = neighbor_weights(exists, side, retriever)
-    assert torch.equal(neighbor_walk(exists, side, retriever, "dense"), weights)
+    assert torch.equal(neighbor_walks(exists, retriever, "dense")[which], weights)
     for form in ("linear", "auto"):
-        walk = neighbor_walk(exists, side, retriever, form)
+        walk = neighbor_walks(exists, retriever, form)[which]
         assert type(walk) is WALKS[retriever]
         assert_close(retrieve(walk, values), weights @ values, rtol=0, atol=1e-5)
-    assert torch.equal(neighbor_walk(exists[:, 1:], side, retriever), neighbor_weights(exists[:, 1:], side, retriever))
-    assert type(neighbor_walk(exists[:, 1:], side, retriever, "linear")) is WALKS[retriever]
+    assert torch.equal(neighbor_walks(exists[:, 1:], retriever)[which], neighbor_weights(exists[:, 1:], side, retriever))
+    assert type(neighbor_walks(exists[:, 1:], retriever, "linear")[which]) is WALKS[retriever]
 
 
 def test_defaults():
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]])
-    assert torch.equal(neighbor_walk(exists), neighbor_weights(exists))
-    assert torch.equal(neighbor_walk(exists, form="linear") @ torch.eye(4)[None], neighbor_weights(exists))
+    assert torch.equal(neighbor_walks(exists)[0], neighbor_weights(exists))
+    assert torch.equal(neighbor_walks(exists, form="linear")[0] @ torch.eye(4)[None], neighbor_weights(exists))
     assert torch.equal(CoinWalk(exists) @ torch.eye(4)[None], neighbor_weights(exists, "left", "eq6"))
     assert WALKS.keys() == RETRIEVERS.keys()
 
 
 def test_length_is_chosen_by_device(monkeypatch):
     monkeypatch.setitem(MATRIX_UP_TO, "cpu", 3)
-    assert torch.is_tensor(neighbor_walk(torch.rand(1, 3))) and not torch.is_tensor(neighbor_walk(torch.rand(1, 4)))
+    for side in (0, 1):
+        assert torch.is_tensor(neighbor_walks(torch.rand(1, 3))[side])
+        assert not torch.is_tensor(neighbor_walks(torch.rand(1, 4))[side])
     assert neighbors_linear.MATRIX_UP_TO["cuda"] >= 1000                           # not measured there: the matrix for long
     elsewhere = MATRIX_UP_TO["cuda"]
-    assert torch.is_tensor(neighbor_walk(torch.rand(1, elsewhere, device="meta")))
-    assert not torch.is_tensor(neighbor_walk(torch.rand(1, elsewhere + 1, device="meta"), retriever="eq6"))
+    assert torch.is_tensor(neighbor_walks(torch.rand(1, elsewhere, device="meta"))[0])
+    assert not torch.is_tensor(neighbor_walks(torch.rand(1, elsewhere + 1, device="meta"), retriever="eq6")[0])
 
 
 def test_what_is_refused():
     exists = torch.rand(2, 5)
     for form in ("auto", "dense", "linear"):
-        with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'up'"):
-            neighbor_walk(exists, "up", form=form)
         with pytest.raises(ValueError, match="'eq7'; known: eq5, eq6"):
-            neighbor_walk(exists, "left", "eq7", form)
+            neighbor_walks(exists, "eq7", form)
     with pytest.raises(ValueError, match="form must be 'auto', 'dense' or 'linear', got 'fast'"):
-        neighbor_walk(exists, form="fast")
+        neighbor_walks(exists, form="fast")
     for walk in WALKS.values():
+        with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'up'"):
+            walk(exists, "up")
         with pytest.raises(ValueError, match=r"\(2, 4, 3\) do not fit existence of shape \(2, 5\)"):
             walk(exists) @ torch.rand(2, 4, 3)
         with pytest.raises(ValueError, match=r"\(2, 5\) do not fit existence of shape \(2, 5\)"):

@@ -20,7 +20,7 @@ from ..core import Encoding, check_batch, simple_tree
 from .rvnn import compose_posted
 from ..layers.cells import ACTIVATIONS, make_cell
 from ..layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from ..layers.neighbors_linear import expect_exp, neighbor_walk
+from ..layers.neighbors_linear import expect_exp, neighbor_walks
 
 # %% ../../nbs/crvnn.ipynb #78b59a60
 def frame(
@@ -225,8 +225,7 @@ class DecisionFunction(PositionScorer):
     ) -> tuple[Tensor, Tensor, Tensor]:    # c (B, N); left(c) (B, N, 1); left(r) (B, N, D)
         "One decision, in full precision also where the rest is computed in half."
         with torch.autocast(states.device.type, enabled=False):
-            left, right = (neighbor_walk(exists, side, self.retriever, self.form)
-                           for side in ("left", "right"))
+            left, right = neighbor_walks(exists, self.retriever, self.form)
             scores, near = self.scores(states, left, right, arrived, senders)
             composes = DECISIONS[self.modulation](scores, allowed, left, right)
             return composes, expect(left, composes)[..., None], near

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['BLOCK', 'WALKS', 'MATRIX_UP_TO', 'existence_units', 'unit_windows', 'flat', 'rows_at', 'block_sums', 'takers',
            'GlassFetch', 'Walk', 'GlassWalk', 'decayed_sums', 'decayed_sums_from', 'CoinFetch', 'CoinWalk', 'log_sums',
-           'log_decayed_sums', 'found_logs', 'exp_slopes', 'ExpFetch', 'expect_exp', 'neighbor_walk']
+           'log_decayed_sums', 'found_logs', 'exp_slopes', 'ExpFetch', 'expect_exp', 'neighbor_walks']
 
 # %% ../../nbs/neighbors_linear.ipynb #0789bed8
 import torch
@@ -330,13 +330,12 @@ def expect_exp(
 WALKS = {"eq5": GlassWalk, "eq6": CoinWalk}
 MATRIX_UP_TO = {"cpu": 150, "cuda": 1000}          # positions; measured on a CPU only
 
-def neighbor_walk(
+def neighbor_walks(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
-    side: str = "left",        # "left" or "right"
     retriever: str = "eq5",    # "eq5" (glasses) or "eq6" (coins)
     form: str = "auto",        # "dense" (the matrix), "linear" (a walk), or "auto": by length
-) -> Tensor | Walk:            # what retrieve takes: a matrix (B, N, N) or a walk
-    "Neighbours on one side, as a matrix or as a walk (crvnn Eq. 5 or Eq. 6)."
+) -> tuple:                    # left and right, as retrieve takes them: matrices (B, N, N) or walks
+    "Neighbours on both sides, as matrices or as walks (crvnn Eq. 5 or Eq. 6)."
     if form not in ("auto", "dense", "linear"):
         raise ValueError(f"form must be 'auto', 'dense' or 'linear', got {form!r}")
     if retriever not in WALKS:
@@ -345,5 +344,7 @@ def neighbor_walk(
         longest = MATRIX_UP_TO.get(exists.device.type, MATRIX_UP_TO["cuda"])
         form = "dense" if exists.shape[-1] <= longest else "linear"
     if form == "linear":
-        return WALKS[retriever](exists, side)
-    return neighbor_weights(exists, side, retriever)
+        return WALKS[retriever](exists, "left"), WALKS[retriever](exists, "right")
+    there_and_back = torch.cat([exists, exists.flip(-1)])
+    left, right = neighbor_weights(there_and_back, "left", retriever).chunk(2)
+    return left, right.flip(-2, -1)
