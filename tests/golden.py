@@ -19,6 +19,7 @@ from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.neighbors import neighbor_weights
+from rvnnbook.layers.s4d import S4DLayer
 from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft, stochastic_topk
 from rvnnbook.tasks.classify import Classifier
 from rvnnbook.tasks.pair import PairClassifier, pair_up
@@ -77,6 +78,21 @@ class Selection(nn.Module):
         origin = cut(candidates, self.beam, self.choose)[0].unflatten(-1, picks.shape[1:]).sum(-1)
         return {"out.new_state": after, "out.old_state": torch.einsum("bsk,bkmd->bsmd", origin, states), "out.beam_scores": kept,
                 "out.beam_mask": (kept > -torch.inf).float()}
+
+
+class PreChunk(nn.Module):
+    "The layer before the chunks, under the name that it has in an encoder; with the published gradient block and without."
+    def __init__(self, dim, state_size, norm):
+        super().__init__()
+        self.s4d = S4DLayer(dim, state_size, norm)
+
+    def forward(self, x, mask, w):
+        found = {}
+        for key, frozen in (("grad.x", True), ("grad.x_full", False)):
+            self.s4d.freeze_backward, x = frozen, x.clone().requires_grad_()
+            found["out.root"] = self.s4d(x, mask)
+            found[key], = torch.autograd.grad((found["out.root"] * w).sum(), x)
+        return found
 
 
 class Literal(CRvNN):
@@ -145,6 +161,11 @@ def evaluate_ndr(module: NDR, inputs: dict, mask: torch.Tensor) -> dict:
             "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
 
 
+def norm_place(norm: str, before: bool) -> str:
+    "Where a layer of the published code has its layer norm."
+    return "none" if norm == "skip" else "pre" if before else "post"
+
+
 def build(model: str, config: dict, case: str = "") -> nn.Module:
     "Our module for a model's name and the file's configuration."
     if model == "ops" and case.startswith("stochastic_topk"):
@@ -161,6 +182,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
     if model == "ndr":
         return build_ndr(config)
+    if model == "s4d_layer":
+        return PreChunk(config["hidden_size"], config["d_state"], norm_place(config["norm"], config["prenorm"]))
     if model in ("crvnn", "crvnn_original"):
         return build_crvnn(model, config, case)
     if model == "heads" and case.startswith("classifier"):
@@ -202,6 +225,8 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
             trees[row, :length] = torch.tensor(simple_tree("balanced", length))
         root = module(x, mask, trees=trees).root
         return {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
+    if isinstance(module, PreChunk):
+        return module(inputs["x"], mask, inputs["w"])
     if isinstance(module, NDR):
         return evaluate_ndr(module, inputs, mask)
     if isinstance(module, CRvNN):
@@ -228,6 +253,8 @@ def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict, expec
     "Neighbour matrices and an NDR's states have rows for padding positions, and nobody reads them. Of hypotheses those count that have weight."
     if name in ("out.left", "out.right") or "out.root_first" in expected and name in ("out.sequence", "out.after_layer_1"):
         return value[inputs["mask"].bool()]
+    if "grad.x_full" in expected and value.shape[:2] == inputs["mask"].shape and name == "out.root":
+        return value[inputs["mask"].bool()]                # here the "root" is a sequence
     if name in ("out.select_idx", "out.select_mask"):      # picks beyond the valid places are in any order
         return value[torch.arange(value.shape[1]) < inputs["mask"].sum(1, keepdim=True)]
     if name in ("out.beam_scores", "out.beam_states", "out.beam_mask") and "out.beam_weights" in expected:
