@@ -26,6 +26,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "universal_transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": True}),
     "ndr": ("rvnnbook.encoders.ndr", "NDR", {}),
     "self_iru": ("rvnnbook.encoders.self_iru", "SelfIRU", {}),
+    "s4d": ("rvnnbook.encoders.s4d_stack", "S4DStack", {}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes

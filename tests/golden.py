@@ -17,6 +17,7 @@ from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.rvnn import RvNN
+from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.layers.s4d import S4DLayer
@@ -166,6 +167,13 @@ def norm_place(norm: str, before: bool) -> str:
     return "none" if norm == "skip" else "pre" if before else "post"
 
 
+def evaluate_states(module: nn.Module, inputs: dict, mask: torch.Tensor) -> dict:
+    "Root, states and gradient."
+    x = inputs["x"].clone().requires_grad_()
+    out = module(x, mask)
+    return {"out.root": out.root, "out.sequence": out.states, "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
+
+
 def build(model: str, config: dict, case: str = "") -> nn.Module:
     "Our module for a model's name and the file's configuration."
     if model == "ops" and case.startswith("stochastic_topk"):
@@ -182,6 +190,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
     if model == "ndr":
         return build_ndr(config)
+    if model == "s4d_stack":
+        return S4DStack(config["hidden_size"], config["layers"], config["d_state"], norm_place(config["norm"], config["prenorm"]), lag=1)
     if model == "s4d_layer":
         return PreChunk(config["hidden_size"], config["d_state"], norm_place(config["norm"], config["prenorm"]))
     if model in ("crvnn", "crvnn_original"):
@@ -227,6 +237,8 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
     if isinstance(module, PreChunk):
         return module(inputs["x"], mask, inputs["w"])
+    if isinstance(module, S4DStack):
+        return evaluate_states(module, inputs, mask)
     if isinstance(module, NDR):
         return evaluate_ndr(module, inputs, mask)
     if isinstance(module, CRvNN):

@@ -1,0 +1,120 @@
+"The stack of state spaces against sums over tokens: lags, norms, layers, the mean."
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from rvnnbook.core import length_mask
+from rvnnbook.encoders.s4d_stack import S4DBlock, S4DStack, delay, mean_of_tokens
+from rvnnbook.layers.s4d import NORMS
+from rvnnbook.registry import create_encoder
+
+torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
+some = settings(deadline=None, max_examples=20)
+seeds = st.integers(0, 10**6)
+
+
+def make(layers=2, seed=0, dim=3, **options):
+    torch.manual_seed(seed)
+    encoder = S4DStack(dim, layers, 6, **options).double().eval()
+    with torch.no_grad():
+        for p in encoder.parameters():
+            p.add_(.2 * torch.randn_like(p))
+    return encoder
+
+
+def batch(lengths, dim=3, seed=0):
+    "Token vectors, NaN on padding, and their mask."
+    mask = length_mask(torch.tensor(lengths))
+    x = torch.randn(*mask.shape, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.where(mask[..., None], x, torch.nan), mask
+
+
+def slopes(found, inputs, seed=0):
+    push = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
+    return torch.autograd.grad((found * push).sum(), inputs, materialize_grads=True)
+
+
+def normal(v, norm):
+    return F.layer_norm(v, v.shape[-1:], norm.weight, norm.bias)
+
+
+def by_hand(block, sentence):
+    "One layer over one sentence: for every pair of places the kernel's number, from the matrix of powers."
+    kernel, n = block.kernel, len(sentence)
+    read = normal(sentence, block.norm) if block.place == "pre" else sentence
+    a, dt = torch.complex(-kernel.A_real.exp(), -kernel.A_imag), kernel.inv_dt.exp()
+    ratio, gain = (1 + dt * a / 2) / (1 - dt * a / 2), dt * torch.view_as_complex(kernel.B)[0] / (1 - dt * a / 2)
+    c, heard = torch.view_as_complex(kernel.C), []
+    for t in range(n):
+        total = block.D[0] * read[t]
+        for s in range(n):
+            for direction, away in ((0, t - s), (1, s - t - block.lag)):
+                if away >= 0:
+                    total = total + 2 * (c[direction] * gain * ratio ** away).real.sum(-1) * read[s]
+        heard.append(total)
+    value, gate = block.glu(F.gelu(torch.stack(heard))).chunk(2, -1)
+    out = sentence + value * gate.sigmoid()
+    return normal(out, block.norm) if block.place == "post" else out
+
+
+@some
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.sampled_from(NORMS), st.sampled_from([0, 1]), st.integers(1, 2), seeds)
+def test_every_sentence_is_read_as_the_equations_say(lengths, norm, lag, layers, seed):
+    encoder, (x, mask) = make(layers, seed, norm=norm, lag=lag), batch(lengths, seed=seed)
+    x.requires_grad_()
+    out, roots, states = encoder(x, mask, trace=True), [], []
+    for b, n in enumerate(lengths):
+        sentence = x[b, :n]
+        for layer, block in enumerate(encoder.s4d):
+            assert_close(out.trace["states"][layer, b, :n], sentence)
+            sentence = by_hand(block, sentence)
+        assert_close(out.trace["states"][-1, b, :n], sentence)
+        states.append(normal(sentence, encoder.final_norm) if norm == "pre" else sentence)
+        roots.append(states[-1].mean(0))
+    assert_close(out.root, torch.stack(roots))
+    assert_close(out.states[mask], torch.cat(states))
+    assert not out.states[~mask].any() and out.trace["states"].shape == (layers + 1, *x.shape)
+    inputs = (x, *encoder.parameters())
+    for mine, theirs in zip(slopes(out.root, inputs), slopes(torch.stack(roots), inputs), strict=True):
+        assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_slopes_against_differences(lag):
+    encoder, (x, mask) = make(1, dim=2, lag=lag), batch([3, 1], 2)
+    x = x.nan_to_num(0.0).requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: encoder(t, mask).root, x)
+    names, values = zip(*((name, p.detach().clone().requires_grad_()) for name, p in encoder.named_parameters()))
+    assert torch.autograd.gradcheck(lambda *p: torch.func.functional_call(encoder, dict(zip(names, p)), (x.detach(), mask)).root, values)
+
+
+def test_delay():
+    kernel = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert torch.equal(delay(kernel, 0), kernel)
+    assert delay(kernel, 1).tolist() == [[0, 1, 2], [0, 4, 5]] and delay(kernel, 3).tolist() == [[0, 0, 0]] * 2
+    assert not delay(kernel, 5).any() and delay(kernel[:, :1], 1).tolist() == [[0], [0]]
+
+
+@some
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), seeds)
+def test_mean_of_tokens(lengths, seed):
+    x, mask = batch(lengths, seed=seed)
+    assert_close(mean_of_tokens(x, mask), torch.stack([x[b, :n].mean(0) for b, n in enumerate(lengths)]))
+
+
+def test_defaults_and_refusals():
+    encoder = create_encoder("s4d", dim=4)
+    assert isinstance(encoder, S4DStack) and len(encoder.s4d) == 8
+    assert {(block.lag, block.place, block.kernel.A_real.shape) for block in encoder.s4d} == {(0, "post", (4, 32))}
+    for options, said in (({"layers": 0}, "layers=0"), ({"lag": 2}, "lag=2"), ({"norm": "batch"}, "'batch'"), ({"state_size": 7}, "7")):
+        with pytest.raises(ValueError, match=said):
+            S4DStack(4, **options)
+
+
+def test_nothing_of_the_norm_without_one():
+    assert not [p for name, p in S4DStack(4, 1, norm="none").named_parameters() if "norm" in name]
+    assert len([p for name, p in S4DStack(4, 1, norm="pre").named_parameters() if "norm" in name]) == 4
+    assert isinstance(S4DBlock(4, 8, "none", 0, 0.).norm, torch.nn.Identity)
