@@ -27,6 +27,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "ndr": ("rvnnbook.encoders.ndr", "NDR", {}),
     "self_iru": ("rvnnbook.encoders.self_iru", "SelfIRU", {}),
     "s4d": ("rvnnbook.encoders.s4d_stack", "S4DStack", {}),
+    "recurrent_grc": ("rvnnbook.encoders.recurrent_grc", "RecurrentGRC", {}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes

@@ -16,6 +16,7 @@ from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.ndr import NDR, route
+from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.layers.attention import geometric_attention
@@ -188,6 +189,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return Neighbors()
     if model == "bbt_grc":
         return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
+    if model == "recurrent_grc":
+        return RecurrentGRC(config["hidden_size"], directions=2, readout="mean", dropout=config["dropout"])
     if model == "ndr":
         return build_ndr(config)
     if model == "s4d_stack":
@@ -241,6 +244,10 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return evaluate_states(module, inputs, mask)
     if isinstance(module, NDR):
         return evaluate_ndr(module, inputs, mask)
+    if model == "recurrent_grc":
+        x = inputs["x"].clone().requires_grad_()
+        out = module(x, mask)
+        return {"out.root": out.root, "out.sequence": out.states, "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
     if isinstance(module, CRvNN):
         return evaluate_crvnn(module, inputs, mask)
     ids = inputs["tokens"].long()

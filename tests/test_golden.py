@@ -55,6 +55,7 @@ def test_there_are_files():
             "ops/crvnn_neighbor_grad", "crvnn/ragged", "crvnn_original/batch_max_quirk", "crvnn_original/equal", "bt_grc/equal_b5",
             "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "s4d_layer/equal_postnorm", "s4d_layer/ragged_prenorm", "s4d_stack/equal",
             "ops/onesoft_b3_train", "ops/stochastic_topk_masked",
+            "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "recurrent_grc/equal", "ops/onesoft_b3_train", "ops/stochastic_topk_masked",
             "ops/geometric_attention_padded_normalized", "ops/geometric_attention_plain_unnormalized"} <= set(map(name, FILES))
 
 
