@@ -28,6 +28,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "self_iru": ("rvnnbook.encoders.self_iru", "SelfIRU", {}),
     "s4d": ("rvnnbook.encoders.s4d_stack", "S4DStack", {}),
     "recurrent_grc": ("rvnnbook.encoders.recurrent_grc", "RecurrentGRC", {}),
+    "bbt_grc": ("rvnnbook.encoders.balanced", "BalancedTree", {"cell": "grc"}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes

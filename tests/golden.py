@@ -11,7 +11,8 @@ from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
 
-from rvnnbook.core import Encoding, simple_tree
+from rvnnbook.core import Encoding
+from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
@@ -191,6 +192,7 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
     if model == "recurrent_grc":
         return RecurrentGRC(config["hidden_size"], directions=2, readout="mean", dropout=config["dropout"])
+        return BalancedTree(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
     if model == "ndr":
         return build_ndr(config)
     if model == "s4d_stack":
@@ -231,12 +233,9 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
             loss = sum((weights[side] * inputs[f"w_{side}"]).sum() for side in weights)
             found["grad.exist_probs"], = torch.autograd.grad(loss, exists)
         return found
-    if model == "bbt_grc":
+    if isinstance(module, BalancedTree):
         x = inputs["x"].clone().requires_grad_()
-        trees = torch.zeros(mask.shape, dtype=torch.int64)
-        for row, length in enumerate(mask.sum(1).tolist()):
-            trees[row, :length] = torch.tensor(simple_tree("balanced", length))
-        root = module(x, mask, trees=trees).root
+        root = module(x, mask).root
         return {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
     if isinstance(module, PreChunk):
         return module(inputs["x"], mask, inputs["w"])

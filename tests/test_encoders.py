@@ -24,6 +24,7 @@ FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}} 
 GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
 NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "s4d"}      # these neither take a tree nor find one
 NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "recurrent_grc"}      # these neither take a tree nor find one
+NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "bbt_grc"}      # these neither take a tree nor search for one
 NO_GRADIENT: dict[str, set[str]] = {"gumbel_tree": {"scorer.0.weight", "scorer.0.bias"}}        # by name: parameters that no root depends on
 NAMES = list_encoders()
 every = pytest.mark.parametrize("name", NAMES)
