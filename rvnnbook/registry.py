@@ -27,6 +27,9 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "ndr": ("rvnnbook.encoders.ndr", "NDR", {}),
     "self_iru": ("rvnnbook.encoders.self_iru", "SelfIRU", {}),
     "s4d": ("rvnnbook.encoders.s4d_stack", "S4DStack", {}),
+    "bbt_grc": ("rvnnbook.encoders.balanced", "BalancedTree", {"cell": "grc"}),
+    "rir_grc": ("rvnnbook.encoders.rir", "RIR", {"inner": "grc"}),
+    "rir_crvnn": ("rvnnbook.encoders.rir", "RIR", {"inner": "crvnn"}),
     "recurrent_grc": ("rvnnbook.encoders.recurrent_grc", "RecurrentGRC", {}),
     "bbt_grc": ("rvnnbook.encoders.balanced", "BalancedTree", {"cell": "grc"}),
 }

@@ -20,6 +20,7 @@ from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.encoders.s4d_stack import S4DStack
+from rvnnbook.encoders.rir import RIR
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.layers.s4d import S4DLayer
@@ -102,6 +103,12 @@ class Literal(CRvNN):
     "Stands for the published code where a recording needs one of its defects."
 
 
+class Told(CRvNN):
+    "Takes as many rounds as the published rule gives, which depend on padding."
+    def forward(self, x, mask, **_):
+        return encode(self, x, mask, budget=crvnn_literal(self, x, mask)[2])
+
+
 def build_crvnn(model: str, config: dict, case: str) -> CRvNN:
     original = model == "crvnn_original"
     cell = {"gelu": "gelu_tanh", "relu": "relu"}[config["hidden_activation"]] if original else "gelu"
@@ -174,6 +181,27 @@ def evaluate_states(module: nn.Module, inputs: dict, mask: torch.Tensor) -> dict
     x = inputs["x"].clone().requires_grad_()
     out = module(x, mask)
     return {"out.root": out.root, "out.sequence": out.states, "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
+def build_rir(model: str, config: dict) -> RIR:
+    "Published code folds from zeros, cuts late, and has no transition features in its CRvNN."
+    inner = model.removeprefix("rir_")
+    options = {"grc": {"start": "zero"}, "crvnn": {"transition_dim": 0, "modulation": "exponentials", "threshold": 0.1},
+               "om": {"slots": config.get("memory_slots")}}
+    encoder = RIR(config["hidden_size"], inner, config["model_chunk_size"], rule="late", hidden=config["cell_size"], dropout=config["dropout"],
+                  inference="nested" if config["chunk_mode_inference"] else "flat", options=options[inner])
+    if inner == "crvnn":
+        encoder.inner.__class__ = Told
+    return encoder
+
+
+def evaluate_rir(module: RIR, inputs: dict, mask: torch.Tensor) -> dict:
+    "Root, what the layer before the cut gives, and gradients: as in published code, and with the half that reads from right to left."
+    found = {}
+    for name, frozen in (("grad.x", True), ("grad.x_full", False)):
+        x = inputs["x"].clone().requires_grad_()
+        module.s4d.freeze_backward = frozen
+        found |= {"out.sequence": module.s4d(x, mask), "out.root": module(x, mask).root}
+        found[name], = torch.autograd.grad((found["out.root"] * inputs["w"]).sum(), x)
+    return found
 
 
 def build(model: str, config: dict, case: str = "") -> nn.Module:
@@ -199,6 +227,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return S4DStack(config["hidden_size"], config["layers"], config["d_state"], norm_place(config["norm"], config["prenorm"]), lag=1)
     if model == "s4d_layer":
         return PreChunk(config["hidden_size"], config["d_state"], norm_place(config["norm"], config["prenorm"]))
+    if model in ("rir_grc", "rir_crvnn", "rir_om"):
+        return build_rir(model, config)
     if model in ("crvnn", "crvnn_original"):
         return build_crvnn(model, config, case)
     if model == "heads" and case.startswith("classifier"):
@@ -241,6 +271,8 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return module(inputs["x"], mask, inputs["w"])
     if isinstance(module, S4DStack):
         return evaluate_states(module, inputs, mask)
+    if isinstance(module, RIR):
+        return evaluate_rir(module, inputs, mask)
     if isinstance(module, NDR):
         return evaluate_ndr(module, inputs, mask)
     if model == "recurrent_grc":
@@ -268,8 +300,9 @@ def not_compared(tensors: dict) -> set:
 
 
 def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict, expected: dict) -> torch.Tensor:
-    "Neighbour matrices and an NDR's states have rows for padding positions, and nobody reads them. Of hypotheses those count that have weight."
-    if name in ("out.left", "out.right") or "out.root_first" in expected and name in ("out.sequence", "out.after_layer_1"):
+    "Neighbour matrices, an NDR's states and what stands before a cut have rows for padding positions, and nobody reads them. Of hypotheses those count that have weight."
+    if (name in ("out.left", "out.right") or name == "out.sequence" and "grad.x_full" in expected
+            or "out.root_first" in expected and name in ("out.sequence", "out.after_layer_1")):
         return value[inputs["mask"].bool()]
     if "grad.x_full" in expected and value.shape[:2] == inputs["mask"].shape and name == "out.root":
         return value[inputs["mask"].bool()]                # here the "root" is a sequence
@@ -290,6 +323,8 @@ def check(path: str) -> list[str]:
     model = about["model"]
     module = build(model, json.loads(about["config"]), about["case"])
     parameters = {key[6:]: value.float() for key, value in tensors.items() if key.startswith("param.")}
+    if isinstance(module, RIR):            # recorded without a name for the inner model as a whole
+        parameters = {key if key.startswith(("s4d.", "leaf")) else f"inner.{key.removeprefix('om.')}": value for key, value in parameters.items()}
     module.load_state_dict(parameters)
     inputs = {key[3:]: value for key, value in tensors.items() if key.startswith("in.")}
     found, wrong = evaluate(model, module, inputs), []
