@@ -32,6 +32,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "rir_crvnn": ("rvnnbook.encoders.rir", "RIR", {"inner": "crvnn"}),
     "recurrent_grc": ("rvnnbook.encoders.recurrent_grc", "RecurrentGRC", {}),
     "bbt_grc": ("rvnnbook.encoders.balanced", "BalancedTree", {"cell": "grc"}),
+    "rir_ebt_grc": ("rvnnbook.encoders.rir_beam", "RIRBeam", {}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes

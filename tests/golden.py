@@ -4,6 +4,7 @@ A golden file holds inputs, parameters and outputs recorded from the papers' pub
 its metadata). `build` makes our module for a model and a configuration, `evaluate` runs it on the inputs."""
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +16,13 @@ from rvnnbook.core import Encoding
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
-from rvnnbook.encoders.efficient_beam import EfficientBeam
+from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search
 from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.encoders.rir import RIR
+from rvnnbook.encoders.rir_beam import RIRBeam, cut_level, nested_search
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.layers.s4d import S4DLayer
@@ -156,6 +158,47 @@ def evaluate_beam(module: nn.Module, inputs: dict, mask: torch.Tensor) -> dict:
             "out.beam_mask": (scores > -torch.inf).float(), "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
 
 
+def build_rir_beam(config: dict) -> RIRBeam:
+    return RIRBeam(config["hidden_size"], config["beam_size"], config["model_chunk_size"], "beam" if config["RBA"] else "string",
+                   "nested" if config["chunk_mode_inference"] else "flat", "late", "s4d" if config["pre_SSM"] else None,
+                   hidden=config["cell_size"], dropout=config["dropout"])
+
+
+def read_alone(module: RIRBeam, x: torch.Tensor, inputs: dict, mask: torch.Tensor) -> tuple:
+    """Leaves, and final scores and roots of sentences that are read one by one. The published code takes every sentence through the levels
+    of the longest one and draws anew after each of them: here they get their recorded draws, and are drawn anew as often as there."""
+    leaves, found, counts, width = module.leaf_norm(module.leaf(module.s4d(x, mask) if module.s4d else x)), [], [], mask.shape[1]
+    while width > 1 and "rba_idx.0" in inputs:
+        counts.append(int(cut_level(torch.tensor([width]), module.arity, "late").counts))
+        width = counts[-1]
+    draws = [inputs[f"rba_idx.{level}"].long().view(len(x), count, -1) for level, count in enumerate(counts[:-1])]
+    for row, length in enumerate(mask.sum(1)):
+        given, widths = [], length[None]
+        for drawn in draws:
+            widths = cut_level(widths, module.arity, "late").counts
+            given.append(drawn[row, :int(widths)])
+        search = partial(nested_search, draws=given or None) if module.inference == "nested" else beam_search
+        states, scores, _ = search(module, leaves[row:row + 1, :length], length[None])
+        for drawn in given:
+            if len(drawn) == 1:                            # the sentence had one node left, and another one had more
+                slots = torch.cat([torch.zeros(1, dtype=torch.int64), drawn[0]])
+                states, scores = states[:, slots], scores[:, slots]
+        found.append((scores[0], scores[0].softmax(-1) @ states[0]))
+    return leaves, *(torch.stack(column) for column in zip(*found))
+
+
+def evaluate_rir_beam(module: RIRBeam, inputs: dict, mask: torch.Tensor) -> dict:
+    "Root and final hypotheses; the gradient with and without what the layer in front hears from the right."
+    x, found = inputs["x"].clone().requires_grad_(), {}
+    for name, frozen in (("grad.x_full", False), ("grad.x", True)):
+        if module.s4d:
+            module.s4d.freeze_backward = frozen
+        leaves, scores, roots = read_alone(module, x, inputs, mask)
+        found[name], = torch.autograd.grad((roots * inputs["w"]).sum(), x)
+    return found | {"out.root": roots, "out.sequence": leaves, "out.beam_scores": scores, "out.beam_weights": scores.softmax(-1),
+                    "out.beam_mask": (scores > -torch.inf).float()}
+
+
 def build_ndr(config: dict) -> NDR:
     return NDR(config["d_model"], config["n_layers"], heads=config["nhead"], hidden=config["dim_feedforward_effective"],
                scalar_gate=config["scalar_gate"], gate_dropout=config["p_gate_drop"], dropout=config["dropout"],
@@ -229,6 +272,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return PreChunk(config["hidden_size"], config["d_state"], norm_place(config["norm"], config["prenorm"]))
     if model in ("rir_grc", "rir_crvnn", "rir_om"):
         return build_rir(model, config)
+    if model == "rir_ebt_grc":
+        return build_rir_beam(config)
     if model in ("crvnn", "crvnn_original"):
         return build_crvnn(model, config, case)
     if model == "heads" and case.startswith("classifier"):
@@ -246,6 +291,8 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
     if isinstance(module, PairClassifier):
         return evaluate_pair(module, inputs)
     mask = inputs["mask"].bool()
+    if isinstance(module, RIRBeam):
+        return evaluate_rir_beam(module, inputs, mask)
     if isinstance(module, BeamTree | EfficientBeam):
         return evaluate_beam(module, inputs, mask)
     if isinstance(module, Selection):
@@ -309,8 +356,8 @@ def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict, expec
     if name in ("out.select_idx", "out.select_mask"):      # picks beyond the valid places are in any order
         return value[torch.arange(value.shape[1]) < inputs["mask"].sum(1, keepdim=True)]
     if name in ("out.beam_scores", "out.beam_states", "out.beam_mask") and "out.beam_weights" in expected:
-        if name == "out.beam_scores":                      # sentences that are done go on to lose a constant there
-            done = inputs["mask"].sum(1, keepdim=True) < inputs["mask"].shape[1]
+        if name == "out.beam_scores":                      # sentences that are done go on to lose a constant there, and so do chunks
+            done = (inputs["mask"].sum(1, keepdim=True) < inputs["mask"].shape[1]) | ("out.beam_states" not in expected)
             value = torch.where(done, value - value[:, :1], value)
         return value[expected["out.beam_weights"] > 1e-6]
     return value
