@@ -31,7 +31,6 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "rir_grc": ("rvnnbook.encoders.rir", "RIR", {"inner": "grc"}),
     "rir_crvnn": ("rvnnbook.encoders.rir", "RIR", {"inner": "crvnn"}),
     "recurrent_grc": ("rvnnbook.encoders.recurrent_grc", "RecurrentGRC", {}),
-    "bbt_grc": ("rvnnbook.encoders.balanced", "BalancedTree", {"cell": "grc"}),
     "rir_ebt_grc": ("rvnnbook.encoders.rir_beam", "RIRBeam", {}),
 }
 

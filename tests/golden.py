@@ -19,7 +19,6 @@ from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search
 from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
-from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.encoders.rir import RIR
 from rvnnbook.encoders.rir_beam import RIRBeam, cut_level, nested_search
@@ -224,6 +223,8 @@ def evaluate_states(module: nn.Module, inputs: dict, mask: torch.Tensor) -> dict
     x = inputs["x"].clone().requires_grad_()
     out = module(x, mask)
     return {"out.root": out.root, "out.sequence": out.states, "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
+
+
 def build_rir(model: str, config: dict) -> RIR:
     "Published code folds from zeros, cuts late, and has no transition features in its CRvNN."
     inner = model.removeprefix("rir_")
@@ -259,10 +260,9 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return build_beam_tree(model, config)
     if model == "ops" and case.startswith("crvnn_neighbor"):
         return Neighbors()
-    if model == "bbt_grc":
-        return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
     if model == "recurrent_grc":
         return RecurrentGRC(config["hidden_size"], directions=2, readout="mean", dropout=config["dropout"])
+    if model == "bbt_grc":
         return BalancedTree(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
     if model == "ndr":
         return build_ndr(config)
@@ -316,16 +316,12 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
     if isinstance(module, PreChunk):
         return module(inputs["x"], mask, inputs["w"])
-    if isinstance(module, S4DStack):
+    if isinstance(module, S4DStack | RecurrentGRC):
         return evaluate_states(module, inputs, mask)
     if isinstance(module, RIR):
         return evaluate_rir(module, inputs, mask)
     if isinstance(module, NDR):
         return evaluate_ndr(module, inputs, mask)
-    if model == "recurrent_grc":
-        x = inputs["x"].clone().requires_grad_()
-        out = module(x, mask)
-        return {"out.root": out.root, "out.sequence": out.states, "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
     if isinstance(module, CRvNN):
         return evaluate_crvnn(module, inputs, mask)
     ids = inputs["tokens"].long()
@@ -347,7 +343,8 @@ def not_compared(tensors: dict) -> set:
 
 
 def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict, expected: dict) -> torch.Tensor:
-    "Neighbour matrices, an NDR's states and what stands before a cut have rows for padding positions, and nobody reads them. Of hypotheses those count that have weight."
+    """Neighbour matrices, an NDR's states and what stands before a cut have rows for padding positions, and nobody reads them. Of hypotheses
+    those count that have weight."""
     if (name in ("out.left", "out.right") or name == "out.sequence" and "grad.x_full" in expected
             or "out.root_first" in expected and name in ("out.sequence", "out.after_layer_1")):
         return value[inputs["mask"].bool()]

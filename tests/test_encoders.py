@@ -19,16 +19,13 @@ from tests.test_core import boxed, random_steps
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 DIM = 8
-OPTIONS: dict[str, dict] = {"ndr": {"layers": 5, "heads": 2}, "s4d": {"layers": 2, "state_size": 16}}    # by name: options of the encoder as it is tested here, besides dim
+OPTIONS: dict[str, dict] = {           # by name: options of the encoder as it is tested here, besides dim
+    "ndr": {"layers": 5, "heads": 2}, "s4d": {"layers": 2, "state_size": 16}, "rir_grc": {"arity": 3},
+    "rir_crvnn": {"arity": 3, "inference": "nested"}}
 FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}}    # by name: what dropout needs to have a place
 GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
-NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "s4d"}      # these neither take a tree nor find one
-NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "recurrent_grc"}      # these neither take a tree nor find one
-NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "bbt_grc"}      # these neither take a tree nor search for one
-OPTIONS: dict[str, dict] = {"ndr": {"layers": 5, "heads": 2}, "rir_grc": {"arity": 3}, "rir_crvnn": {"arity": 3, "inference": "nested"}}    # by name: options of the encoder as it is tested here, besides dim
-FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}}    # by name: what dropout needs to have a place
-GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
-NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "recurrent_grc", "bbt_grc", "rir_grc"}      # these neither take a tree nor search for one
+NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "s4d", "recurrent_grc", "bbt_grc",
+            "rir_grc"}                       # these neither take a tree nor search for one
 NO_GRADIENT: dict[str, set[str]] = {"gumbel_tree": {"scorer.0.weight", "scorer.0.bias"}}        # by name: parameters that no root depends on
 NAMES = list_encoders()
 every = pytest.mark.parametrize("name", NAMES)
