@@ -32,6 +32,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "rir_crvnn": ("rvnnbook.encoders.rir", "RIR", {"inner": "crvnn"}),
     "recurrent_grc": ("rvnnbook.encoders.recurrent_grc", "RecurrentGRC", {}),
     "rir_ebt_grc": ("rvnnbook.encoders.rir_beam", "RIRBeam", {}),
+    "mega": ("rvnnbook.encoders.mega", "MEGA", {}),
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes

@@ -17,6 +17,8 @@ from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search
+from rvnnbook.encoders.efficient_beam import EfficientBeam
+from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.s4d_stack import S4DStack
@@ -266,6 +268,9 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return BalancedTree(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
     if model == "ndr":
         return build_ndr(config)
+    if model == "mega":
+        return MEGA(config["hidden_size"], config["num_encoder_layers"], config["hidden_dim"], config["z_dim"], config["ffn_hidden_dim"],
+                    config["n_dim"], config["max_positions"], "pre" if config["normalize_before"] else "post")
     if model == "s4d_stack":
         return S4DStack(config["hidden_size"], config["layers"], config["d_state"], norm_place(config["norm"], config["prenorm"]), lag=1)
     if model == "s4d_layer":
@@ -317,6 +322,7 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
     if isinstance(module, PreChunk):
         return module(inputs["x"], mask, inputs["w"])
     if isinstance(module, S4DStack | RecurrentGRC):
+    if isinstance(module, S4DStack | MEGA):
         return evaluate_states(module, inputs, mask)
     if isinstance(module, RIR):
         return evaluate_rir(module, inputs, mask)

@@ -26,6 +26,11 @@ FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}} 
 GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
 NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "s4d", "recurrent_grc", "bbt_grc",
             "rir_grc"}                       # these neither take a tree nor search for one
+OPTIONS: dict[str, dict] = {"ndr": {"layers": 5, "heads": 2}, "s4d": {"layers": 2, "state_size": 16},
+                            "mega": {"layers": 2, "key_dim": 8, "memories": 4, "reach": 16}}    # by name: options of the encoder as it is tested here, besides dim
+FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}}    # by name: what dropout needs to have a place
+GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
+NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "s4d", "mega"}      # these neither take a tree nor find one
 NO_GRADIENT: dict[str, set[str]] = {"gumbel_tree": {"scorer.0.weight", "scorer.0.bias"}}        # by name: parameters that no root depends on
 NAMES = list_encoders()
 every = pytest.mark.parametrize("name", NAMES)

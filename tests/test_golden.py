@@ -57,6 +57,8 @@ def test_there_are_files():
             "s4d_layer/ragged_prenorm", "s4d_stack/equal", "recurrent_grc/equal", "rir_grc/chunk5_equal", "rir_grc/nonchunk_ragged",
             "rir_crvnn/nonchunk_equal", "ops/onesoft_b3_train", "ops/stochastic_topk_masked", "rir_ebt_grc/chunk5_rba_ragged_noSSM",
             "rir_ebt_grc/chunk5_stringit_ragged_noSSM", "rir_ebt_grc/chunk5_stringit_equal",
+            "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "s4d_layer/equal_postnorm", "s4d_layer/ragged_prenorm", "s4d_stack/equal", "mega/equal", "mega/ragged_prenorm",
+            "ops/onesoft_b3_train", "ops/stochastic_topk_masked",
             "ops/geometric_attention_padded_normalized", "ops/geometric_attention_plain_unnormalized"} <= set(map(name, FILES))
 
 
