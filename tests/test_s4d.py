@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import length_mask
 from rvnnbook.layers.s4d import (NORMS, S4DKernel, S4DLayer, as_real, bilinear, convolve, evaluate_polynomials, inverse_frequencies, power_sums,
-                                 power_sums_literal, powers, state_space_literal)
+                                 power_sums_literal, powers, state_space_literal, transform_length)
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=40)
@@ -184,6 +184,10 @@ def test_convolution_by_the_sum(length, seed, which):
     if "future" in kernels:
         table += torch.where(away <= 0, future[:, (-away).clamp(min=0)], 0)
     assert_close(convolve(x.mT, **kernels), torch.einsum("dij,bdj->bid", table, x))
+
+
+def test_room_for_a_convolution():
+    assert [transform_length(length) for length in (1, 2, 3, 4, 5, 9, 32, 33, 1000, 1024, 1025)] == [2, 4, 6, 8, 10, 20, 64, 80, 2048, 2048, 2560]
 
 
 def test_precision_of_a_convolution():
