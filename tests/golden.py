@@ -20,6 +20,7 @@ from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR, route
+from rvnnbook.encoders.ordered_memory import OrderedMemory, ordered_memory_literal
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.encoders.rir import RIR
@@ -248,6 +249,30 @@ def evaluate_rir(module: RIR, inputs: dict, mask: torch.Tensor) -> dict:
         found |= {"out.sequence": module.s4d(x, mask), "out.root": module(x, mask).root}
         found[name], = torch.autograd.grad((found["out.root"] * inputs["w"]).sum(), x)
     return found
+def build_memory(config: dict) -> nn.ModuleDict:
+    "The two codes have two names for the same options."
+    dim, slots = (config.get(name) or config[other] for name, other in (("hidden_size", "slot_size"), ("memory_slots", "nslot")))
+    return nn.ModuleDict({"om": OrderedMemory(dim, slots, hidden=config.get("cell_size"), activation=config["activation"],
+                                              dropout=config["dropout"])})
+
+
+def evaluate_memory(memory: OrderedMemory, inputs: dict, mask: torch.Tensor) -> dict:
+    "A sentence behind padding on the left begins on an empty slot: that is the literal form's, with the tokens put first."
+    x = inputs["x"].clone().requires_grad_()
+    lengths, sentences = mask.sum(1), torch.arange(len(x))
+    if mask[:, 0].all():
+        out = memory(x, mask, trace=True)
+        root, found = out.root, {"out.sequence": out.states, "out.probs": out.trace["slots"]}
+    else:
+        places = (torch.arange(mask.shape[1]) + mask.shape[1] - lengths[:, None]) % mask.shape[1]      # tokens first
+        back = places.argsort(1)
+        first = x.gather(1, places[..., None].expand_as(x))
+        full = mask.all(1)[:, None, None]
+        states, shares = (torch.where(full, *parts) for parts in zip(*(ordered_memory_literal(memory, first, start)
+                                                                      for start in ("first", "zero"))))
+        root, shares = states[sentences, lengths - 1], shares.gather(1, back[..., None].expand_as(shares))
+        found = {"out.probs": torch.where(mask[..., None], shares, 0)}
+    return found | {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
 
 
 def build(model: str, config: dict, case: str = "") -> nn.Module:
@@ -262,6 +287,10 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return build_beam_tree(model, config)
     if model == "ops" and case.startswith("crvnn_neighbor"):
         return Neighbors()
+    if model == "bbt_grc":
+        return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
+    if model in ("ordered_memory", "ordered_memory_original"):
+        return build_memory(config)
     if model == "recurrent_grc":
         return RecurrentGRC(config["hidden_size"], directions=2, readout="mean", dropout=config["dropout"])
     if model == "bbt_grc":
@@ -328,6 +357,12 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return evaluate_rir(module, inputs, mask)
     if isinstance(module, NDR):
         return evaluate_ndr(module, inputs, mask)
+    if isinstance(module, nn.ModuleDict):
+        return evaluate_memory(module["om"], inputs, mask)
+    if model == "recurrent_grc":
+        x = inputs["x"].clone().requires_grad_()
+        out = module(x, mask)
+        return {"out.root": out.root, "out.sequence": out.states, "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
     if isinstance(module, CRvNN):
         return evaluate_crvnn(module, inputs, mask)
     ids = inputs["tokens"].long()
