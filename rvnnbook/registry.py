@@ -30,6 +30,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "bbt_grc": ("rvnnbook.encoders.balanced", "BalancedTree", {"cell": "grc"}),
     "rir_grc": ("rvnnbook.encoders.rir", "RIR", {"inner": "grc"}),
     "rir_crvnn": ("rvnnbook.encoders.rir", "RIR", {"inner": "crvnn"}),
+    "rir_om": ("rvnnbook.encoders.rir", "RIR", {"inner": "om"}),
     "ordered_memory": ("rvnnbook.encoders.ordered_memory", "OrderedMemory", {}),
     "recurrent_grc": ("rvnnbook.encoders.recurrent_grc", "RecurrentGRC", {}),
     "rir_ebt_grc": ("rvnnbook.encoders.rir_beam", "RIRBeam", {}),

@@ -232,7 +232,7 @@ def build_rir(model: str, config: dict) -> RIR:
     "Published code folds from zeros, cuts late, and has no transition features in its CRvNN."
     inner = model.removeprefix("rir_")
     options = {"grc": {"start": "zero"}, "crvnn": {"transition_dim": 0, "modulation": "exponentials", "threshold": 0.1},
-               "om": {"slots": config.get("memory_slots")}}
+               "om": {"slots": config.get("memory_slots"), "activation": "gelu"}}
     encoder = RIR(config["hidden_size"], inner, config["model_chunk_size"], rule="late", hidden=config["cell_size"], dropout=config["dropout"],
                   inference="nested" if config["chunk_mode_inference"] else "flat", options=options[inner])
     if inner == "crvnn":

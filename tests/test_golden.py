@@ -20,7 +20,7 @@ WITH_PARAMETERS = [path for path in FILES if path.parent.name != "ops"]
 # Parameters that no output depends on, such as a bias that moves all scores alike: "folder/parameter".
 WITHOUT_EFFECT: set[str] = {"bt_grc/scorer.0.bias", "bt_grc_os/scorer.0.bias", "ebt_grc/scorer.1.bias", "rir_ebt_grc/scorer.1.bias"}
 WITHOUT_EFFECT: set[str] = {"bt_grc/scorer.0.bias", "bt_grc_os/scorer.0.bias", "ebt_grc/scorer.1.bias",
-                            "ordered_memory/om.beta.bias", "ordered_memory_original/om.beta.bias"}
+                            "ordered_memory/om.beta.bias", "ordered_memory_original/om.beta.bias", "rir_om/om.beta.bias"}
 
 
 def name(path):
@@ -60,6 +60,8 @@ def test_there_are_files():
             "rir_crvnn/nonchunk_equal", "ops/onesoft_b3_train", "ops/stochastic_topk_masked", "rir_ebt_grc/chunk5_rba_ragged_noSSM",
             "rir_ebt_grc/chunk5_stringit_ragged_noSSM", "rir_ebt_grc/chunk5_stringit_equal",
             "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "s4d_layer/equal_postnorm", "s4d_layer/ragged_prenorm", "s4d_stack/equal", "mega/equal", "mega/ragged_prenorm",
+            "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "recurrent_grc/equal", "ordered_memory/equal", "ordered_memory_original/ragged_right_pad",
+            "ordered_memory_original/ragged_left_pad_output_last", "rir_grc/chunk5_equal", "rir_grc/nonchunk_ragged", "rir_crvnn/nonchunk_equal", "rir_om/nonchunk_equal", "s4d_layer/equal_postnorm", "s4d_layer/ragged_prenorm",
             "ops/onesoft_b3_train", "ops/stochastic_topk_masked",
             "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "recurrent_grc/equal", "ordered_memory/equal", "ordered_memory_original/ragged_right_pad",
             "ordered_memory_original/ragged_left_pad_output_last", "ops/onesoft_b3_train", "ops/stochastic_topk_masked",

@@ -194,7 +194,7 @@ def test_refusals(options, said):
 
 # ---- recorded chunks
 
-@pytest.mark.parametrize("name", ["rir_grc/chunk5_equal", "rir_grc/nonchunk_ragged", "rir_crvnn/nonchunk_equal"])
+@pytest.mark.parametrize("name", ["rir_grc/chunk5_equal", "rir_grc/nonchunk_ragged", "rir_crvnn/nonchunk_equal", "rir_om/nonchunk_equal"])
 def test_levels_are_cut_as_recorded(name):
     "The published code cuts by width; with sentences of one length that is by length."
     with safe_open(GOLDEN / f"{name}.safetensors", framework="pt") as file:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..core import Encoding, check_batch
 from .balanced import chunk_size, compose_levels, level_lengths, level_trees
 from .crvnn import CRvNN, check_choice
+from .ordered_memory import OrderedMemory
 from .recurrent_grc import fold_left
 from ..layers.cells import GRC
 from ..layers.s4d import S4DLayer
@@ -36,7 +37,7 @@ class Fold(nn.Module):
         return Encoding(fold_left(self.grc, chunks, real, self.start))
 
 # %% ../../nbs/rir.ipynb #dde8bb2a
-INNERS = {"grc": Fold, "crvnn": CRvNN}
+INNERS = {"grc": Fold, "crvnn": CRvNN, "om": OrderedMemory}
 
 def make_inner(
     name: str,                     # "grc", "crvnn" or "om"
