@@ -17,7 +17,6 @@ from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search
-from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.ordered_memory import OrderedMemory, ordered_memory_literal
@@ -287,8 +286,6 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return build_beam_tree(model, config)
     if model == "ops" and case.startswith("crvnn_neighbor"):
         return Neighbors()
-    if model == "bbt_grc":
-        return RvNN(config["hidden_size"], hidden=config["cell_size"], dropout=config["dropout"])
     if model in ("ordered_memory", "ordered_memory_original"):
         return build_memory(config)
     if model == "recurrent_grc":
@@ -350,8 +347,7 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return {"out.root": root, "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
     if isinstance(module, PreChunk):
         return module(inputs["x"], mask, inputs["w"])
-    if isinstance(module, S4DStack | RecurrentGRC):
-    if isinstance(module, S4DStack | MEGA):
+    if isinstance(module, S4DStack | MEGA | RecurrentGRC):
         return evaluate_states(module, inputs, mask)
     if isinstance(module, RIR):
         return evaluate_rir(module, inputs, mask)
@@ -359,10 +355,6 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return evaluate_ndr(module, inputs, mask)
     if isinstance(module, nn.ModuleDict):
         return evaluate_memory(module["om"], inputs, mask)
-    if model == "recurrent_grc":
-        x = inputs["x"].clone().requires_grad_()
-        out = module(x, mask)
-        return {"out.root": out.root, "out.sequence": out.states, "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
     if isinstance(module, CRvNN):
         return evaluate_crvnn(module, inputs, mask)
     ids = inputs["tokens"].long()

@@ -58,14 +58,10 @@ def test_there_are_files():
             "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "s4d_layer/equal_postnorm",
             "s4d_layer/ragged_prenorm", "s4d_stack/equal", "recurrent_grc/equal", "rir_grc/chunk5_equal", "rir_grc/nonchunk_ragged",
             "rir_crvnn/nonchunk_equal", "ops/onesoft_b3_train", "ops/stochastic_topk_masked", "rir_ebt_grc/chunk5_rba_ragged_noSSM",
-            "rir_ebt_grc/chunk5_stringit_ragged_noSSM", "rir_ebt_grc/chunk5_stringit_equal",
-            "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "s4d_layer/equal_postnorm", "s4d_layer/ragged_prenorm", "s4d_stack/equal", "mega/equal", "mega/ragged_prenorm",
-            "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "recurrent_grc/equal", "ordered_memory/equal", "ordered_memory_original/ragged_right_pad",
-            "ordered_memory_original/ragged_left_pad_output_last", "rir_grc/chunk5_equal", "rir_grc/nonchunk_ragged", "rir_crvnn/nonchunk_equal", "rir_om/nonchunk_equal", "s4d_layer/equal_postnorm", "s4d_layer/ragged_prenorm",
-            "ops/onesoft_b3_train", "ops/stochastic_topk_masked",
-            "bt_grc_os/train_ragged_b3", "ebt_grc/equal_b5", "ndr/ragged_unnormalized", "ndr/scalar_gate", "recurrent_grc/equal", "ordered_memory/equal", "ordered_memory_original/ragged_right_pad",
-            "ordered_memory_original/ragged_left_pad_output_last", "ops/onesoft_b3_train", "ops/stochastic_topk_masked",
-            "ops/geometric_attention_padded_normalized", "ops/geometric_attention_plain_unnormalized"} <= set(map(name, FILES))
+            "rir_ebt_grc/chunk5_stringit_ragged_noSSM", "rir_ebt_grc/chunk5_stringit_equal", "mega/equal", "mega/ragged_prenorm",
+            "ordered_memory/equal", "ordered_memory_original/ragged_right_pad", "ordered_memory_original/ragged_left_pad_output_last",
+            "rir_om/nonchunk_equal", "ops/geometric_attention_padded_normalized",
+            "ops/geometric_attention_plain_unnormalized"} <= set(map(name, FILES))
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
@@ -112,8 +108,6 @@ def test_parameters_must_be_those_of_the_module(path, copy):
     tensors, _ = load(path)
     key = next(key for key in tensors if key.startswith("param."))
     for changes in ({key: None}, {"param.stranger": torch.zeros(1)}, {key: tensors[key][:0]}):
-    key = next(key for key, value in tensors.items() if key.startswith("param.") and len(value) > 1)
-    for changes in ({key: None}, {"param.stranger": torch.zeros(1)}, {key: tensors[key][:1]}):
         with pytest.raises(RuntimeError):
             golden.check(copy(path, changes))
 
