@@ -95,7 +95,7 @@ def by_lists(encoder, tokens):
 
 def search_list(encoder, nodes):
     held = [(sum(node[rank % len(node)][0] for node in nodes), [node[rank % len(node)][1] for node in nodes])
-            for rank in range(max(map(len, nodes)))]
+            for rank in range(min(encoder.beam, math.lcm(*map(len, nodes))))]
     while len(held[0][1]) > 1:
         proposals = []
         for score, row in held:
@@ -225,7 +225,8 @@ def test_strings_hold_different_combinations(found, arity, seed):
     total = add_up(scores, below, chunks.size)
     for start, size, taken, alive, sums in zip(chunks.start.tolist(), chunks.size.tolist(), below, there, total):
         parts = found[start:start + size]
-        assert int(alive.sum()) == int(parts.max()) and alive[:int(parts.max())].all()
+        count = min(beam, math.lcm(*parts.tolist()))
+        assert int(alive.sum()) == count and alive[:count].all()
         nodes, ranks = taken[:, :size] // beam, taken[:, :size] % beam
         assert (nodes == torch.arange(start, start + size)).all() and (ranks < parts).all()
         kept = list(map(tuple, ranks[alive].tolist()))
