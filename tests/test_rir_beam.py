@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, pad_batch, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree, chunk_size, compose_levels_literal, level_lengths
-from rvnnbook.encoders.efficient_beam import beam_search, encode
+from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search, encode
 from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, SharedArena, add_up, align, cut_level, find_or_make, literal_nested, nested_search,
                                         score_places, string_it)
 from rvnnbook.encoders.rvnn import compose_tree
@@ -24,7 +24,8 @@ hows, rules = st.sampled_from(ALIGNMENTS), st.sampled_from(["always", "late"])
 
 def make(seed=0, beam=3, arity=3, how="beam", rule="always", sharper=1.0, train=False, **options):
     torch.manual_seed(seed)
-    encoder = RIRBeam(DIM, beam, arity, how, "nested", rule, **{"pre": None, "score_dim": 4, "hidden": 10, **options}).double().train(train)
+    options = {"inference": "nested", "pre": None, "score_dim": 4, "hidden": 10, **options}
+    encoder = RIRBeam(DIM, beam, arity, how, rule=rule, **options).double().train(train)
     with torch.no_grad():
         encoder.scorer[1].weight *= sharper
     return encoder
@@ -123,6 +124,17 @@ def test_strings_are_what_lists_give(sizes, beam, arity, rule, seed):
 def test_one_chunk_is_the_efficient_beam(train, form):
     encoder, (x, mask) = make(4, 5, 12, train=train, dropout=0.2), batch_of([12, 1, 5, 2], 4)
     assert_same(answers(encoder, x, mask, form), answers(encoder, x, mask, beam_search))
+
+
+def test_flat_inference_is_the_efficient_beam():
+    encoder, (x, mask) = make(15, 5, 3, inference="flat"), batch_of([12, 1, 5, 2], 15)
+    plain = EfficientBeam(DIM, 5, score_dim=4, hidden=10).double().eval()
+    plain.load_state_dict(encoder.state_dict())
+    assert_close(encoder(x, mask).root, plain(x, mask).root)
+    assert (encode(encoder, x, mask, nested_search).root - plain(x, mask).root)[0].abs().max() > 1e-3
+    encoder.train()                                                    # training is always nested
+    again = encode(encoder, x, mask, nested_search, torch.Generator().manual_seed(0)).root
+    assert_close(encoder(x, mask, generator=torch.Generator().manual_seed(0)).root, again)
 
 
 @pytest.mark.parametrize("how", ALIGNMENTS)
