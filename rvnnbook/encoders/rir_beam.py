@@ -98,7 +98,7 @@ def nest(
     encoder,               # a RIRBeam
     leaves: Tensor,        # of all sentences, longest sentence first, states or places, (L, ...)
     lengths: Tensor,       # tokens of every sentence, (B,)
-    search,                # of a level: results (L K, ...), below, scores, sizes -> two of these
+    search,                # of a level: (results, below, scores, sizes) to (results, scores)
     generator: torch.Generator | None = None,    # of the draws
     draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple[Tensor, Tensor]:       # results (B, K, ...), scores (B, K)
