@@ -27,6 +27,7 @@ FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}} 
 GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
 NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "s4d", "mega", "recurrent_grc",
             "ordered_memory", "bbt_grc", "rir_grc", "rir_om"}      # these neither take a tree nor search for one
+NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "recurrent_grc", "ordered_memory"}      # these take no tree, and decide on none
 NO_GRADIENT: dict[str, set[str]] = {"gumbel_tree": {"scorer.0.weight", "scorer.0.bias"}}        # by name: parameters that no root depends on
 OPTIONS: dict[str, dict] = {"ndr": {"layers": 5, "heads": 2}, "rir_ebt_grc": {"arity": 3, "align": "string", "inference": "nested"}}    # by name: options of the encoder as it is tested here, besides dim
 FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}}    # by name: what dropout needs to have a place

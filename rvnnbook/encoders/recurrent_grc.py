@@ -21,7 +21,7 @@ def fold_prefixes(
     mask: Tensor,                  # (M, A) bool, True = element, elements first
     start: str = "zero",           # "zero": h_0 = 0; "first": h_1 = x_1
 ) -> Tensor:                       # h_1, ..., h_A, the last one again on padding, (M, A, S)
-    "What is kept after each element of every row (rir section 2)."
+    "What is kept after each element of every row (rir Eq. 2)."
     check_choice("start", start, STARTS)
     arriving = list(zip(states.unbind(1), mask[..., None].unbind(1)))
     kept, history = torch.zeros_like(states[:, 0]), []
@@ -39,7 +39,7 @@ def fold_left(
     mask: Tensor,                  # (M, A) bool, True = element, elements first
     start: str = "zero",           # "zero": h_0 = 0; "first": h_1 = x_1
 ) -> Tensor:                       # what is kept at the end, 0 for an empty row, (M, S)
-    "Fold every row from the left (rir section 2)."
+    "Fold every row from the left (rir Eq. 2)."
     return fold_prefixes(cell, states, mask, start)[:, -1]
 
 # %% ../../nbs/recurrent_grc.ipynb #acf0adf7
