@@ -177,7 +177,7 @@ class S4DKernel(nn.Module):
         rates = torch.complex(-self.A_real.exp(), -self.A_imag)
         enter, leave = map(torch.view_as_complex, (self.B, self.C))
         ratios, gains = bilinear(rates, enter, self.inv_dt.exp())
-        return power_sums(2 * leave * gains, ratios[0] if ratios.ndim > 2 else ratios, length)
+        return power_sums(2 * leave * gains, ratios, length)
 
 # %% ../../nbs/s4d.ipynb #c953f9ab
 NORMS = ("none", "pre", "post")
