@@ -22,19 +22,16 @@ DIM = 8
 OPTIONS: dict[str, dict] = {           # by name: options of the encoder as it is tested here, besides dim
     "ndr": {"layers": 5, "heads": 2}, "s4d": {"layers": 2, "state_size": 16}, "rir_grc": {"arity": 3},
     "rir_crvnn": {"arity": 3, "inference": "nested"}, "rir_om": {"arity": 3, "inference": "nested", "options": {"slots": 4}},
-    "ordered_memory": {"slots": 5}, "mega": {"layers": 2, "key_dim": 8, "memories": 4, "reach": 16}}
+    "rir_ebt_grc": {"arity": 3, "align": "string", "inference": "nested"}, "ordered_memory": {"slots": 5},
+    "mega": {"layers": 2, "key_dim": 8, "memories": 4, "reach": 16}}
 FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}}    # by name: what dropout needs to have a place
 GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
 NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "s4d", "mega", "recurrent_grc",
-            "ordered_memory", "bbt_grc", "rir_grc", "rir_om"}      # these neither take a tree nor search for one
-NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "recurrent_grc", "ordered_memory"}      # these take no tree, and decide on none
-NO_GRADIENT: dict[str, set[str]] = {"gumbel_tree": {"scorer.0.weight", "scorer.0.bias"}}        # by name: parameters that no root depends on
-OPTIONS: dict[str, dict] = {"ndr": {"layers": 5, "heads": 2}, "rir_ebt_grc": {"arity": 3, "align": "string", "inference": "nested"}}    # by name: options of the encoder as it is tested here, besides dim
-FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}}    # by name: what dropout needs to have a place
-GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
-NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "bbt_grc"}      # these neither take a tree nor search for one
-NO_GRADIENT: dict[str, set[str]] = {"gumbel_tree": {"scorer.0.weight", "scorer.0.bias"}, "bt_grc": {"scorer.0.bias"}, "bt_grc_os": {"scorer.0.bias"},
-                                    "ebt_grc": {"scorer.1.bias"}, "rir_ebt_grc": {"scorer.1.bias"}}        # by name: parameters that no root depends on
+            "ordered_memory", "bbt_grc", "rir_grc", "rir_om"}      # these take no tree, and decide on none
+NO_GRADIENT: dict[str, set[str]] = {         # by name: parameters that no root depends on
+    "gumbel_tree": {"scorer.0.weight", "scorer.0.bias"}, "bt_grc": {"scorer.0.bias"}, "bt_grc_os": {"scorer.0.bias"},
+    "ebt_grc": {"scorer.1.bias"}, "rir_ebt_grc": {"scorer.1.bias"}, "ordered_memory": {"beta.bias"},
+    "rir_om": {"inner.beta.bias"}}
 NAMES = list_encoders()
 every = pytest.mark.parametrize("name", NAMES)
 few = settings(deadline=None, max_examples=15)
