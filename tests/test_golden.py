@@ -18,8 +18,7 @@ FILES = sorted((ROOT / "tests" / "golden").glob("**/*.safetensors"))
 ORIGINALS = Path(__file__).parents[2] / "shared" / "golden"
 WITH_PARAMETERS = [path for path in FILES if path.parent.name != "ops"]
 # Parameters that no output depends on, such as a bias that moves all scores alike: "folder/parameter".
-WITHOUT_EFFECT: set[str] = {"bt_grc/scorer.0.bias", "bt_grc_os/scorer.0.bias", "ebt_grc/scorer.1.bias", "rir_ebt_grc/scorer.1.bias"}
-WITHOUT_EFFECT: set[str] = {"bt_grc/scorer.0.bias", "bt_grc_os/scorer.0.bias", "ebt_grc/scorer.1.bias",
+WITHOUT_EFFECT: set[str] = {"bt_grc/scorer.0.bias", "bt_grc_os/scorer.0.bias", "ebt_grc/scorer.1.bias", "rir_ebt_grc/scorer.1.bias",
                             "ordered_memory/om.beta.bias", "ordered_memory_original/om.beta.bias", "rir_om/om.beta.bias"}
 
 
