@@ -37,6 +37,8 @@ def test_everyone_can_take_part(name):
 @pytest.mark.parametrize("name", sorted(module.LITERAL))
 def test_literal_forms_compute_the_same(name):
     written = make_entrant(f"{name}, literal", 8).double().eval()
+    if name == "rir_ebt_grc":
+        written.encoder.align, written.encoder.arity = "string", 4                  # nothing is drawn, and there are three levels
     encoders = [written, written.encoder]
     length = 40 if name == "crvnn" else 12                                      # its published form takes other rounds where short
     x, mask = torch.randn(1, length, 8, dtype=torch.float64), torch.ones(1, length, dtype=torch.bool)
