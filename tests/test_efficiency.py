@@ -11,7 +11,7 @@ from rvnnbook.data.listops import evaluate
 from rvnnbook.lab import efficiency as module
 from rvnnbook.lab.bench import BenchError
 from rvnnbook.lab.efficiency import (ANSWER, RANGES, Task, by_range, check_efficiency, compare_encoders, completed, draw_range,
-                                     efficiency, efficiency_lines, efficiency_record, fresh_steps, known_entrants, make_entrant,
+                                     efficiency, efficiency_lines, efficiency_record, first_step, fresh_steps, known_entrants, make_entrant,
                                      pareto_front, recorded_efficiency, split_metric, train_steps)
 from rvnnbook.lab.runs import code_hashes, read
 from rvnnbook.registry import list_encoders
@@ -70,7 +70,7 @@ def test_the_optimiser_takes_part(monkeypatch):
     real = module.make_optimizer
     monkeypatch.setattr(module, "make_optimizer", watched)
     train_steps(Task("bilstm", SHORT, dim=8))
-    assert len(taken) == 3 and all(size > 0 for size in taken)                 # the small one, and two that count
+    assert len(taken) == 3 and all(size > 0 for size in taken)                 # one that nobody measures, and two that count
 
 
 def test_in_a_process_of_its_own():
@@ -128,6 +128,12 @@ def test_later_records_replace_lines(monkeypatch):
     metrics, about = recorded_efficiency()
     assert by_range(metrics, "lstm", "seconds") == {(4, 6): 3.0} and by_range(metrics, "bilstm", "seconds") == {(4, 6): 2.0}
     assert len(about) == 1 and "Width 128" in about[0]
+
+
+def test_nobody_measures_the_first_step():
+    drawn = draw_range(120, 130, 2)
+    assert first_step(SHORT) == SHORT[0] and first_step(drawn, most=130) == drawn[0]
+    assert len(first_step(drawn).split()) == 100
 
 
 def test_names_of_lines():
