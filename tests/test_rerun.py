@@ -207,6 +207,25 @@ def test_the_watcher_hears_weights_that_are_not_opened_by_python(tmp_path):
     assert str(ROOT / "rvnnbook/weights/crvnn-listops.safetensors") in record["files"]
 
 
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_kernel_that_does_not_start_gets_one_more_chance(small, tmp_path, monkeypatch, deaths):
+    import papermill
+    started, real = [], papermill.execute_notebook
+    def unlucky(*words, **options):
+        started.append(words)
+        if len(started) <= deaths:
+            raise RuntimeError("Kernel died before replying to kernel_info")
+        return real(*words, **options)
+    monkeypatch.setattr(papermill, "execute_notebook", unlucky)
+    target = tmp_path / "out" / "small.ipynb"
+    if deaths == 1:
+        assert len(execute(small, target)["cells"]) == 3 and len(started) == 2
+    else:
+        with pytest.raises(RuntimeError, match="before replying"):
+            execute(small, target)
+        assert len(started) == 2 and files(tmp_path / "out") == []
+
+
 def test_a_dying_kernel_is_an_error_not_a_result(tmp_path):
     path = tmp_path / "dies.ipynb"
     path.write_text(json.dumps(notebook("import os", "os._exit(1)", "1")))

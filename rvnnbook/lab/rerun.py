@@ -167,6 +167,15 @@ def _make_absolute(variable, default):
     os.environ[variable] = os.path.abspath(os.environ.get(variable, default))
     return os.environ[variable]
 
+def _start_again(run):
+    "Two kernels that start together may want one port; who loses has run nothing, and tries again."
+    try:
+        return run()
+    except RuntimeError as error:
+        if not str(error).startswith("Kernel died before replying"):
+            raise
+        return run()
+
 @contextmanager
 def _silent_kernel():
     "A kernel that is shut down may complain on the terminal it inherited; cells print elsewhere."
@@ -203,10 +212,10 @@ def execute(
     failed = target.with_suffix(".failed.ipynb")
     try:
         with _silent_kernel():
-            papermill.execute_notebook(
+            _start_again(lambda: papermill.execute_notebook(
                 str(staged), str(partial), parameters or {}, kernel_name="python3",
                 cwd=str(source.parent), extra_arguments=[f"--IPKernelApp.exec_lines={line}"],
-                progress_bar=False, request_save_on_cell_execute=False, iopub_timeout=120)
+                progress_bar=False, request_save_on_cell_execute=False, iopub_timeout=120))
         record = {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
         os.replace(partial, target)
     except PapermillExecutionError as error:
