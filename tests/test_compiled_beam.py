@@ -147,6 +147,8 @@ def test_a_sentence_does_not_depend_on_its_mates(lengths, beam, seed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_words_all_alike_make_the_first_pair_first(dtype):
     encoder, leaves = make(beam=1, dtype=dtype), torch.ones(1, 5, DIM, dtype=dtype)
+    with torch.no_grad():
+        encoder.scorer[0].weight.zero_()           # or a product may round one row of equal ones in another way
     log = compiled_search(encoder, leaves, torch.tensor([5]))
     assert log.around[0, 0, 0].tolist() == [0, 1, 2, 3]
 

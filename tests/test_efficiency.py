@@ -90,7 +90,7 @@ def test_who_had_no_memory_is_spared():
     metrics = compare_encoders(["crvnn", "lstm"], [(4, 4), (7, 7)], samples=1, one=one)
     assert asked == [("crvnn", 4), ("lstm", 4), ("lstm", 7)]
     assert metrics["7 to 7 tokens, crvnn"] == {"out_of_memory": 1} and len(metrics) == 4
-    assert efficiency_lines(metrics)[2:] == [["lstm", "", "1", "0", "1", "0"], ["crvnn", "", "–", "–", "–", "–"]]
+    assert efficiency_lines(metrics)[2:] == [["", "lstm", "1", "0", "1", "0"], ["", "crvnn", "–", "–", "–", "–"]]
 
 
 def test_settings():

@@ -248,13 +248,13 @@ def efficiency_lines(
                      for what in ("seconds", "memory_mb"))
     slowness = {name: [times[name].get(place, math.inf) for place in ranges[::-1]]
                 for name in encoders}
-    shown = lambda number: "–" if number is None else f"{number:.3g}"
-    lines = [["", "", *(f"{low} to {high}" for low, high in ranges for _ in "sm")],
-             ["", "tokens", *["s a step", "MB"] * len(ranges)]]
+    shown = lambda number: ("–" if number is None else
+                            f"{number:.0f}" if number >= 1000 else f"{number:.3g}")
+    lines = [["", "tokens", *(f"{low} to {high}" for low, high in ranges for _ in "sm")],
+             ["", "", *["s a step", "MB"] * len(ranges)]]
     for name in sorted(encoders, key=slowness.__getitem__):
-        encoder, _, form = name.partition(", ")
-        lines.append([encoder, form, *(shown(box[name].get(place)) for place in ranges
-                                       for box in (times, growth))])
+        lines.append(["", name, *(shown(box[name].get(place)) for place in ranges
+                                  for box in (times, growth))])
     return lines
 
 # %% ../../nbs/efficiency.ipynb #a91e8e51
@@ -328,5 +328,5 @@ def recorded_efficiency() -> tuple[dict, list[str]]:   # metrics; where they com
     metrics = {split: found for record in records for split, found in record["metrics"].items()}
     if not records:
         return {}, ["There is no record yet."]
-    return metrics, [f"Width {records[-1]['parameters']['dim']}; {provenance(records)}; "
-                     f"{records[-1]['rule']}."]
+    told = "; ".join(dict.fromkeys(provenance([record]) for record in records))
+    return metrics, [f"Width {records[-1]['parameters']['dim']}; {told}; {records[-1]['rule']}."]
