@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook import create_encoder
-from rvnnbook.core import batch_gap, pad_batch, padding_gap, tree_from_steps
+from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders import efficient_beam
 from rvnnbook.encoders.compiled_beam import WORTH_IT, CompiledBeam, choose_search
 from rvnnbook.encoders.distinct_beam import (beam_use, by_best, by_orders, by_sums, common_steps, different, held, in_post_order,
@@ -20,9 +20,9 @@ from rvnnbook.encoders.distinct_beam import (beam_use, by_best, by_orders, by_su
 from rvnnbook.encoders.efficient_beam import (EfficientBeam, beam_search, choose, encode, first_keys, leaf_keys, literal_search, mix,
                                               next_keys, repeated, search, states_after, trace_back)
 from rvnnbook.layers.topk import gumbel_noise
+from tests.helpers import DIM, answers, assert_same, batch_of
 
 torch.set_num_threads(1)
-DIM = 6
 RULES = [by_orders, by_best, by_sums, in_post_order]
 few = settings(deadline=None, max_examples=25)
 quick = settings(deadline=None)
@@ -36,25 +36,6 @@ def make(seed=0, beam=3, sharper=1.0, train=False, distinct=True, **options):
     with torch.no_grad():
         encoder.scorer[1].weight *= sharper
     return encoder
-
-
-def batch_of(sizes, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return pad_batch([torch.randn(n, DIM, generator=generator, dtype=torch.float64) for n in sizes])
-
-
-def answers(encoder, x, mask, form, seed=0):
-    torch.manual_seed(seed)
-    x = x.clone().requires_grad_()
-    root = encode(encoder, x, mask, form, torch.Generator().manual_seed(seed)).root
-    weight = torch.linspace(-1, 1, root.numel(), dtype=root.dtype).view_as(root)
-    return root, *torch.autograd.grad((root * weight).sum(), [x, *encoder.parameters()], materialize_grads=True)
-
-
-def assert_same(found, expected, tolerance=1e-9):
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.isfinite().all()
-        assert_close(mine, theirs, rtol=0, atol=tolerance * max(1.0, float(theirs.detach().abs().max())))
 
 
 def merged(row, j):

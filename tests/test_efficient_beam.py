@@ -8,15 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rvnnbook.core import length_mask, pad_batch, tree_from_steps
+from rvnnbook.core import length_mask, tree_from_steps
 from rvnnbook.encoders.compiled_beam import CompiledBeam, compiled_search
-from rvnnbook.encoders.efficient_beam import (EfficientBeam, LineageScores, PairScorer, Search, beam_search, choose, encode,
-                                              final_trees, first_scores, label, literal_search, merge, mix, plan_replay, replay,
+from rvnnbook.encoders.efficient_beam import (EfficientBeam, LineageScores, PairScorer, Search, beam_search, choose, final_trees, first_scores, label, literal_search, merge, mix, plan_replay, replay,
                                               search, still_going, trace_back)
 from rvnnbook.encoders.rvnn import compose_posted
+from tests.helpers import DIM, answers, assert_same, batch_of
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
-DIM = 6
 few = settings(deadline=None, max_examples=25)
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)
@@ -28,26 +27,6 @@ def make(seed=0, beam=3, sharper=1.0, train=False, kind=EfficientBeam, **options
     with torch.no_grad():
         encoder.scorer[1].weight *= sharper
     return encoder
-
-
-def batch_of(sizes, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return pad_batch([torch.randn(n, DIM, generator=generator, dtype=torch.float64) for n in sizes])
-
-
-def answers(encoder, x, mask, form, seed=0):
-    "Root and the gradients of its product with fixed numbers, in the token vectors and in every parameter."
-    torch.manual_seed(seed)
-    x = x.clone().requires_grad_()
-    root = encode(encoder, x, mask, form, torch.Generator().manual_seed(seed)).root
-    weight = torch.linspace(-1, 1, root.numel(), dtype=root.dtype).view_as(root)
-    return root, *torch.autograd.grad((root * weight).sum(), [x, *encoder.parameters()], materialize_grads=True)
-
-
-def assert_same(found, expected, tolerance=1e-9):
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.isfinite().all()
-        assert_close(mine, theirs, rtol=0, atol=tolerance * max(1.0, float(theirs.detach().abs().max())))
 
 
 # ---- two forms

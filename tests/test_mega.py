@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, length_mask
 from rvnnbook.encoders.mega import MEGA, MegaLayer, MovingAverage, average_kernel, check_mega, distance_table, gated_head, rewrite
 from rvnnbook.registry import create_encoder
+from tests.helpers import batch, slopes
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=20)
@@ -30,18 +31,6 @@ def make(layers=2, seed=0, dim=3, **options):
     torch.manual_seed(seed)
     options = {"hidden": 5, "key_dim": 4, "ffn_hidden": 6, "memories": 2, "reach": 4} | options
     return shake(MEGA(dim, layers, **options).double().eval(), seed)
-
-
-def batch(lengths, dim=3, seed=0):
-    "Token vectors, NaN on padding, and their mask."
-    mask = length_mask(torch.tensor(lengths))
-    x = torch.randn(*mask.shape, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return torch.where(mask[..., None], x, torch.nan), mask
-
-
-def slopes(found, inputs, seed=0):
-    push = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
-    return torch.autograd.grad((found * push).sum(), inputs, materialize_grads=True)
 
 
 def silu(v):

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from rvnnbook.core import length_mask
 from rvnnbook.encoders.s4d_stack import S4DBlock, S4DStack, delay, mean_of_tokens
 from rvnnbook.layers.s4d import NORMS
 from rvnnbook.registry import create_encoder
+from tests.helpers import batch, slopes
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=20)
@@ -23,18 +23,6 @@ def make(layers=2, seed=0, dim=3, **options):
         for p in encoder.parameters():
             p.add_(.2 * torch.randn_like(p))
     return encoder
-
-
-def batch(lengths, dim=3, seed=0):
-    "Token vectors, NaN on padding, and their mask."
-    mask = length_mask(torch.tensor(lengths))
-    x = torch.randn(*mask.shape, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return torch.where(mask[..., None], x, torch.nan), mask
-
-
-def slopes(found, inputs, seed=0):
-    push = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
-    return torch.autograd.grad((found * push).sum(), inputs, materialize_grads=True)
 
 
 def normal(v, norm):
