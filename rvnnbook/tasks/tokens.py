@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoding, check_batch, merge_targets
+from ..core import Encoding, check_batch, merge_targets, steps_from_tree
 from ..encoders.beam_tree import BeamTree
 from ..encoders.efficient_beam import EfficientBeam
 from ..encoders.greedy_tree import GreedyTree
@@ -244,12 +244,18 @@ class GrowingTree(RvNN):
         *,
         trees: Tensor | None = None,                 # not used: lengths say what the trees are
         generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # not used: there is nothing to tell
+        trace: bool = False,                         # keep the trees in the result
     ) -> Encoding:                                   # root (B, D); states: of prefixes, (B, N, D)
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         states = compose_prefixes(leaves, self.cell)[..., :self.dim]
         root = states[torch.arange(len(x)), mask.sum(1) - 1]
-        return Encoding(root=root, states=torch.where(mask[..., None], states, 0))
+        trees = None
+        if trace:
+            trees = torch.zeros_like(mask, dtype=torch.int64)
+            trees[mask] = torch.cat([torch.tensor(steps_from_tree(prefix_tree(length)))
+                                     for length in mask.sum(1).tolist()]).to(mask.device)
+        return Encoding(root=root, states=torch.where(mask[..., None], states, 0),
+                        trace={"trees": trees} if trace else None)
 
     def step(
         self,
