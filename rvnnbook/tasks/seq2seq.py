@@ -229,10 +229,10 @@ def exact(
     targets: Tensor,       # y, the right ones, END on padding, (B, M2) int64
 ) -> Tensor:               # whether they are the same up to END, (B,) bool
     "Which answers are right, word for word (self_iru §3.3)."
-    width = max(words.shape[1], targets.shape[1])
+    width, ended = max(words.shape[1], targets.shape[1]), (words == END).any(1)
     words, targets = (F.pad(side, (0, width - side.shape[1]), value=END)
                       for side in (words, targets))
-    return ((words == targets).all(1) & (words == END).any(1))
+    return ended & (words == targets).all(1)
 
 
 @torch.no_grad()
