@@ -1,7 +1,9 @@
 "Records of runs: what goes in comes out, what is damaged is refused, what changed is noticed."
 import ast
 import copy
+import csv
 import json
+import operator
 import os
 import re
 import shutil
@@ -17,9 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rvnnbook.lab import runs
 from rvnnbook.lab.runs import (FIELDS, LEG, POINTS, RecordError, append, best, changed_modules, check_results, code_hash, code_hashes,
-                               digest, end_to_end, identity, latest, loaded_modules, make_trace, read, read_trace,
-                               results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace)
+                               digest, end_to_end, flat, identity, latest, loaded_modules, make_trace, merge, read, read_trace,
+                               results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
+                               where, write_csv, write_parquet)
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
 
@@ -535,6 +539,202 @@ def test_two_branches_that_add_records_merge_into_a_valid_file(tmp_path):
     assert sorted(record["seed"] for record in read("toy", folder)) == list(range(6)) and check_results(folder) == []
 
 
+# ---- several machines
+
+def lines_of(folder):
+    return sorted(line for path in folder.glob("*.jsonl") for line in path.read_bytes().splitlines())
+
+
+def machine(folder, several):
+    "A folder as another machine sends it: records with and without traces."
+    folder.mkdir(parents=True, exist_ok=True)
+    for record in several:
+        append(record, TRACE if record["trace"] else None, folder)
+    return folder
+
+
+POOL = [make(seed=seed, experiment=experiment, trace=digest(TRACE, 12) if seed % 2 else None)
+        for experiment in ("toy", "boy") for seed in range(4)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(range(len(POOL))), unique=True, min_size=1), min_size=1, max_size=4), st.data())
+def test_a_merge_is_the_union_whatever_the_order(tmp_path_factory, shares, data):
+    "Any shares of the records, merged in any order and as often as one likes: each record once, with its trace."
+    top = tmp_path_factory.mktemp("machines")
+    sent = [machine(top / str(number), [POOL[i] for i in share]) for number, share in enumerate(shares)]
+    order = data.draw(st.lists(st.sampled_from(sent), max_size=4)) + data.draw(st.permutations(sent))
+    home, added = top / "home", []
+    while order:
+        count = data.draw(st.integers(1, len(order)))
+        added += merge(order[:count], home).added
+        order = order[count:]
+    expected = {i for share in shares for i in share}
+    assert lines_of(home) == sorted({line for folder in sent for line in lines_of(folder)})
+    assert sorted(record["id"] for record in added) == sorted(POOL[i]["id"] for i in expected)
+    assert check_results(home) == []
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    assert merge(sent, home) == ([], [], [])
+    assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+
+
+def test_what_cannot_be_believed_is_not_merged(tmp_path):
+    traced, plain = make(seed=1, trace=digest(TRACE, 12)), make(seed=2)
+    away = machine(tmp_path / "away", [traced, plain, make(seed=3, trace=digest(TRACE, 12)), make(seed=4, profile="smoke")])
+    trace_path(traced, away).write_text(json.dumps({**TRACE, "trees": []}))
+    trace_path(make(seed=3, trace=digest(TRACE, 12)), away).unlink()
+    with open(away / "toy.jsonl", "a") as file:
+        file.write(json.dumps(make(seed=5)).replace('"accuracy": 0.75', '"accuracy": 0.85') + "\n")
+        file.write(json.dumps(make(seed=6))[:-40])
+    merged = merge([away], tmp_path / "home")
+    assert merged.added == [plain] == read("toy", tmp_path / "home") and check_results(tmp_path / "home") == []
+    said = "\n".join(merged.refused)
+    assert len(merged.refused) == 5 and all(text in said for text in (
+        "is not the trace that was recorded", "is missing", "a smoke run is no result", "changed after it was written", "cut off"))
+    with pytest.raises(RecordError, match="there are no records in"):
+        merge([tmp_path / "nothing"], tmp_path / "home")
+
+
+def test_a_merge_mends_a_lost_trace_and_tells_of_other_numbers(tmp_path):
+    traced = make(seed=1, trace=digest(TRACE, 12))
+    home, away = machine(tmp_path / "home", [traced]), machine(tmp_path / "away" / "nbs" / "results", [traced, make(seed=2)])
+    trace_path(traced, home).write_text("{}")
+    machine(home, [make(seed=2, recorded="2026-03-01T00:00:00Z")])
+    merged = merge([tmp_path / "away"], home)                          # a clone
+    assert merged.added == [make(seed=2)] and not merged.refused and not merged.conflicts, "the same numbers, twice"
+    assert read_trace(traced, home) == TRACE
+    other = machine(tmp_path / "third", [make(seed=2, metrics={"test": {"accuracy": 0.5}})])
+    told, = merge([other], home).conflicts
+    assert "a run with seed 2 has 2 different results" in told and make(seed=2)["id"] in told
+
+
+def test_concurrent_merges_add_each_record_once(tmp_path):
+    sent = [machine(tmp_path / f"away-{number}", [make(seed=seed, rule="x" * 5000, trace=digest(TRACE, 12)) for seed in range(number * 10, number * 10 + 20)])
+            for number in range(4)]
+    code = ("import sys; from pathlib import Path; from rvnnbook.lab.runs import append, merge; from tests.records import make\n"
+            "home, number, *sent = sys.argv[1:]\n"
+            "added = merge(map(Path, sent), Path(home)).added; append(make(seed=1000 + int(number)), folder=Path(home)); print(len(added))")
+    writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path / "home", str(number), *sent[number:], *sent[:number]], cwd=ROOT,
+                                stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}) for number in range(4)]
+    added = [int(writer.communicate()[0]) for writer in writers]
+    assert [writer.returncode for writer in writers] == [0] * 4 and sum(added) == 50
+    lines = lines_of(tmp_path / "home")
+    assert len(lines) == len(set(lines)) == 54 and check_results(tmp_path / "home") == []
+
+
+# ---- many records
+
+def clone(folder):
+    "A folder that is taken for a clone of the book, and its results."
+    (folder / "_toc.yml").write_text("")
+    (folder / "nbs" / "results").mkdir(parents=True)
+    return folder / "nbs" / "results"
+
+
+def test_what_was_judged_is_not_judged_again_and_hashed_once(tmp_path, monkeypatch):
+    "The work done for a listing of many records, counted and not timed."
+    folder = clone(tmp_path)
+    modules = [code_hashes(["rvnnbook.core"]), code_hashes(["rvnnbook.core", "rvnnbook.layers.cells", "rvnnbook.registry", "rvnnbook.encoders.rvnn"])]
+    records = [make(seed=seed, modules=modules[seed % 2]) for seed in range(500)]
+    (folder / "toy.jsonl").write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in records))
+    calls = {"validate": 0, "_file_hash": 0}
+    for name in calls:
+        def counted(*given, name=name, plain=getattr(runs, name)):
+            calls[name] += 1
+            return plain(*given)
+        monkeypatch.setattr(runs, name, counted)
+    table = results_table(read("toy", folder))
+    assert calls == {"validate": 500, "_file_hash": 3} and len(table.splitlines()) == 502
+    append(make(seed=500, modules=modules[0]), folder=folder)
+    calls.update(validate=0)
+    assert read("toy", folder) == [*records, make(seed=500, modules=modules[0])] and calls["validate"] == 1
+    calls.update(validate=0)
+    assert read("toy", folder)[:500] == records and calls["validate"] == 0
+    assert check_results(folder) == [] and calls["validate"] == 501, "a check looks at all"
+
+
+@pytest.mark.parametrize("place", [0, 100, 299])
+def test_a_line_changed_after_it_was_judged_is_refused(tmp_path, place, monkeypatch):
+    folder = clone(tmp_path)
+    path = folder / "toy.jsonl"
+    path.write_bytes(b"".join(json.dumps(make(seed=seed)).encode() + b"\n" for seed in range(300)))
+    assert len(read("toy", folder)) == 300 == len(read("toy", folder))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:place], lines[place].replace('"accuracy": 0.75', '"accuracy": 0.85'), *lines[place + 1:]]))
+    for _ in range(2):
+        with pytest.raises(RecordError, match=f"toy.jsonl:{place + 1}: id is"):
+            read("toy", folder)
+    path.write_text("".join(lines))
+    assert len(read("toy", folder)) == 300
+    note = tmp_path / "build" / "judged" / "toy.jsonl"
+    for damage in ("", "[]", "[10, 3]", json.dumps([10**9, "0" * 32]), "{"):
+        note.write_text(damage)
+        assert len(read("toy", folder)) == 300
+    path.write_text("".join(lines[:10]))                         # shorter than what was judged
+    assert len(read("toy", folder)) == 10
+
+
+# ---- filters and exports
+
+@given(st.lists(st.tuples(st.sampled_from([None, 8, 16.5, 64, "wide", True]), st.integers(0, 3)), max_size=6),
+       st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), st.sampled_from(["8", "16.5", "64", "wide", "None", "True"]))
+def test_conditions_are_those_of_python(values, sign, wanted):
+    several = [make(seed=seed, parameters={"dim": value}) for value, seed in values]
+    try:
+        value = ast.literal_eval(wanted)
+    except ValueError:
+        value = wanted
+    compare = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[sign]
+    def agrees(given):
+        if sign in ("=", "!="):
+            return compare(given, value)
+        numbers = type(given) in (int, float) and type(value) in (int, float)
+        return (numbers or type(given) is type(value) is str) and compare(given, value)
+    assert where(several, [f"dim{sign}{wanted}"]) == [record for record in several if agrees(record["parameters"]["dim"])]
+    assert where(several, [f"dim {sign} {wanted}", "seed<2"]) == [record for record in several
+                                                                    if agrees(record["parameters"]["dim"]) and record["seed"] < 2]
+
+
+@pytest.mark.parametrize("condition, said", [("dim", "a condition is NAME=VALUE"), ("dimm=8", "Did you mean dim?"), ("=8", "a condition is"), ("", "a condition is")])
+def test_a_condition_nobody_understands_is_refused(condition, said):
+    with pytest.raises(RecordError, match=re.escape(said)):
+        where([make()], [condition])
+
+
+MIXED = [make(), make(seed=1, parameters={"encoder": "a,b\n\"c\"", "dim": "wide"}, metrics={"other": {"surprise": 2, "count": 3}}),
+         make(seed=2, experiment="boy", parameters={"encoder": None, "dim": 0.5}, metrics={"other": {"surprise": 1.5}})]
+
+
+def test_csv_says_what_the_records_say(tmp_path):
+    write_csv(MIXED, tmp_path / "runs.csv")
+    with open(tmp_path / "runs.csv", newline="", encoding="utf8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    for row, record in zip(rows, MIXED):
+        assert row["id"] == record["id"] and row["experiment"] == record["experiment"] and row["stale"] == "True"
+        for name in ("encoder", "dim", "rate"):
+            value = record["parameters"].get(name)
+            assert row[f"parameters: {name}"] == ("" if value is None else str(value))
+        for split, name in (("official <= 100", "accuracy"), ("other", "surprise"), ("other", "count")):
+            value = record["metrics"].get(split, {}).get(name)
+            assert row[f"{split}: {name}"] == ("" if value is None else str(value))
+    write_csv([], tmp_path / "none.csv")
+    assert (tmp_path / "none.csv").read_text().startswith("id,experiment,profile")
+
+
+def test_parquet_says_what_the_records_say(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed. Remedy: pip install 'rvnnbook[export]'")
+    write_parquet(MIXED, tmp_path / "runs.parquet")
+    found = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
+    expected = flat(MIXED)
+    for row in expected:                                         # words and numbers in one column are words
+        row["parameters: dim"] = str(row["parameters: dim"])
+    assert found == expected
+    assert type(found[1]["other: surprise"]) is float and type(found[0]["seed"]) is int
+    write_parquet([], tmp_path / "none.parquet")
+    assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
+
+
 # ---- the command, and what is committed
 
 def command(*words, cwd):
@@ -564,6 +764,21 @@ def test_the_command(tmp_path):
     assert done.returncode == 1 and "another" not in done.stderr
     done = command("toy", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("rvnnbook: toy.jsonl:2: not a whole JSON line")
+    machine(tmp_path / "away", [make(), make(seed=5)])
+    (folder / "another.jsonl").unlink()
+    (folder / "toy.jsonl").unlink()
+    assert command("merge", tmp_path / "away", cwd=tmp_path).stdout == "records added: 2\n"
+    assert command("merge", tmp_path / "away", cwd=tmp_path).stdout == "records added: 0\n"
+    shown = command("toy", "--where", "seed>=5", "--profile", "cpu", "--latest", cwd=tmp_path)
+    assert len(shown.stdout.splitlines()) == 3 and not shown.stderr
+    assert command("--csv", tmp_path / "x.csv", cwd=tmp_path).stdout == f"2 records in {tmp_path / 'x.csv'}\n"
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
+    with open(tmp_path / "away" / "toy.jsonl", "a") as file:
+        file.write("{\n")
+    done = command("merge", tmp_path / "away", cwd=tmp_path)
+    assert done.returncode == 1 and "records added: 0\nrefused:\naway/toy.jsonl:3: not a whole JSON line" in done.stderr
+    for words in (["merge"], ["toy", "another"], ["--where", "dimm=3"]):
+        assert command(*words, cwd=tmp_path).returncode == 2
     outside = command(cwd="/")
     assert outside.returncode == 2 and "no clone of the book here" in outside.stderr
 

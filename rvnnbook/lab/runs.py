@@ -2,20 +2,23 @@
 
 # %% auto #0
 __all__ = ['NO_EFFECT', 'PROFILES', 'COMMIT', 'HASH', 'NAME', 'SECONDS', 'STEP', 'TABLE', 'FILLED', 'THREADS', 'TIME', 'TRUTH',
-           'PLAIN', 'LEG', 'FIELDS', 'LIBRARIES', 'POINTS', 'HALF', 'RecordError', 'digest', 'identity', 'code_hash',
-           'loaded_modules', 'code_hashes', 'validate', 'signature', 'libraries', 'peak_memory', 'new_record',
-           'make_trace', 'validate_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'scan', 'read',
-           'read_trace', 'check_results', 'changed_modules', 'sittings', 'select', 'latest', 'best', 'telling',
-           'results_table']
+           'PLAIN', 'LEG', 'FIELDS', 'LIBRARIES', 'POINTS', 'HALF', 'COMPARE', 'RecordError', 'digest', 'identity',
+           'code_hash', 'loaded_modules', 'code_hashes', 'validate', 'signature', 'libraries', 'peak_memory',
+           'new_record', 'make_trace', 'validate_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'scan',
+           'read', 'read_trace', 'check_results', 'Merged', 'merge', 'conflicts', 'changed_modules', 'sittings',
+           'select', 'latest', 'best', 'where', 'telling', 'results_table', 'flat', 'write_csv', 'write_parquet']
 
 # %% ../../nbs/runs.ipynb #038604f1
 import ast
+import csv
+import difflib
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.resources
 import json
 import math
+import operator
 import os
 import platform
 import re
@@ -25,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 # %% ../../nbs/runs.ipynb #a925044b
 class RecordError(ValueError):
@@ -71,7 +75,7 @@ def _is_remark(node):      # a statement that is nothing but a text, such as a d
 
 # %% ../../nbs/runs.ipynb #ea04d261
 NO_EFFECT = ("show", "cli", "lab.book", "lab.rerun", "lab.runs", "lab.sweep", "lab.tables",
-             "__main__", "_modidx")    # rooms that show, start or write down; none computes
+             "lab.verdicts", "__main__", "_modidx")    # they show, start or write down
 
 def loaded_modules() -> list[str]:     # "rvnnbook.core", ...
     "Modules of this package in this process that can change a result."
@@ -86,18 +90,25 @@ def _source_file(module):
 
 def code_hashes(
     modules: Iterable[str] | None = None,    # names; those loaded now if not given
+    known: dict | None = None,               # what was hashed before, which is not read again
 ) -> dict[str, str]:                         # module -> hash of its code; "absent" without a file
     "The code that a run depends on, as it stands now."
     modules = loaded_modules() if modules is None else sorted(modules)
-    hashes = {}
+    hashes, known = {}, {} if known is None else known
     for name in modules:
+        key = name
         if name == "rvnnbook.registry":      # it grows with the book: take the rows in use
             rows = importlib.import_module(name).ENCODERS
-            hashes[name] = digest({key: row for key, row in rows.items() if row[0] in modules}, 12)
-        else:
-            file = _source_file(name)
-            hashes[name] = code_hash(file.read_text()) if file.is_file() else "absent"
+            key = tuple(encoder for encoder, row in rows.items() if row[0] in modules)
+        if key not in known:
+            known[key] = (_file_hash(name) if key == name
+                          else digest({encoder: rows[encoder] for encoder in key}, 12))
+        hashes[name] = known[key]
     return hashes
+
+def _file_hash(module):
+    file = _source_file(module)
+    return code_hash(file.read_text()) if file.is_file() else "absent"
 
 # %% ../../nbs/runs.ipynb #fcab2917
 PROFILES = ("smoke", "cpu", "paper")         # from seconds to the papers' settings
@@ -113,8 +124,12 @@ def _text(pattern):
 
 def _words(value):
     "Text, and no place on a machine in it."
-    return (type(value) is str and value.strip() != ""
-            and not re.search(r"(?:^|[\s='\"(:,])(?:~?/|\\\\|[A-Za-z]:\\)[\w.]", value))
+    return type(value) is str and _is_innocent(value)
+
+@cache
+def _is_innocent(text):    # records say the same words again and again
+    return (text.strip() != ""
+            and not re.search(r"(?:^|[\s='\"(:,])(?:~?/|\\\\|[A-Za-z]:\\)[\w.]", text))
 
 def _table(value):
     return type(value) is dict and all(map(_words, value))
@@ -351,21 +366,25 @@ def trace_path(
     return Path(folder) / "traces" / f"{record['id']}.json"
 
 # %% ../../nbs/runs.ipynb #de835a2d
-def _add_line(path, line, key):
-    "One process at a time, in one write; never glued to a line that somebody left half written."
+def _add_lines(path, lines):
+    "Those with new ids, in one write; never glued to a line that somebody left half written."
     import fcntl
+    path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)                     # until the file is closed
         size = os.fstat(file).st_size
         held = os.pread(file, size, 0)
-        if key.encode() in held:
-            raise RecordError(f"{path.name} has a record {key} already")
-        line = line if held[-1:] in (b"", b"\n") else b"\n" + line
-        if os.write(file, line) != len(line):
+        there = {key.decode() for key in
+                 re.findall(rb'"id":\s*"([0-9a-f]{16})".*}\s*\n', held)}
+        added = [key for key in lines if key not in there]
+        text = b"".join(lines[key] for key in added)
+        text = text if held[-1:] in (b"", b"\n") else b"\n" + text
+        if added and os.write(file, text) != len(text):
             os.ftruncate(file, size)
             raise OSError(f"{path.name}: no room for the record; nothing was added")
         os.fsync(file)
+        return added
     finally:
         os.close(file)
 
@@ -386,8 +405,8 @@ def append(
     if trace is not None:
         write_whole(trace_path(record, folder), _line(trace))
     path = folder / f"{record['experiment']}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _add_line(path, _line(record), record["id"])
+    if not _add_lines(path, {record["id"]: _line(record)}):
+        raise RecordError(f"{path.name} has a record {record['id']} already")
     return path
 
 def _line(content):
@@ -396,14 +415,19 @@ def _line(content):
 # %% ../../nbs/runs.ipynb #8ac9bec2
 def scan(
     path: Path,                # a file of records, which need not exist
+    anew: bool = False,        # judge what was judged before, too
 ) -> tuple:                    # its valid records, and what is wrong with its other lines, in words
-    "Read a file of records line by line, believing nothing."
-    path, records, faults = Path(path), {}, []
+    "Read a file of records line by line, believing nothing but its own earlier judgement."
+    path, faults = Path(path), []
     try:
-        *lines, rest = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
     except FileNotFoundError:
         return [], []
-    for number, line in enumerate(lines, 1):
+    known = 0 if anew else _judged(path, content)
+    old = content[:known].split(b"\n")[:-1]
+    records = {record["id"]: record for record in map(json.loads, old)}
+    *lines, rest = content[known:].split(b"\n")
+    for number, line in enumerate(lines, len(old) + 1):
         try:
             record = _parse(line)
             if record["experiment"] != path.stem:
@@ -414,9 +438,12 @@ def scan(
         except RecordError as error:
             faults.append(f"{path.name}:{number}: {error}")
     if rest:
-        faults.append(f"{path.name}:{len(lines) + 1}: {HALF}")
+        faults.append(f"{path.name}:{len(old) + len(lines) + 1}: {HALF}")
+    if lines and not faults:
+        _note_judgement(path, content)
     return list(records.values()), faults
 
+# %% ../../nbs/runs.ipynb #310b6d11
 HALF = "the line has no end: it was cut off. Remedy: delete it and record the run once more"
 
 def _parse(line):
@@ -429,6 +456,32 @@ def _parse(line):
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not a whole JSON line ({error})") from None
     return validate(content)
+
+# %% ../../nbs/runs.ipynb #18fc58fd
+def _note_of(path):
+    "Where the judgement of a committed file is noted; other files are judged each time."
+    folder = Path(path).resolve().parent
+    return folder.parents[1] / "build" / "judged" / path.name if _is_committed(folder) else None
+
+def _judgement(content):
+    rules = _source_file("rvnnbook.lab.runs").read_bytes()
+    return hashlib.blake2b(rules + content, digest_size=16).hexdigest()
+
+def _judged(path, content):
+    "How many bytes of a file were judged before and are as they were."
+    try:
+        length, digits = json.loads(_note_of(path).read_text())
+        return length if digits == _judgement(content[:length]) else 0
+    except (AttributeError, OSError, TypeError, ValueError):     # no note, or none that helps
+        return 0
+
+def _note_judgement(path, content):
+    from rvnnbook.data.listops import write_whole
+    if note := _note_of(path):
+        try:
+            write_whole(note, _line([len(content), _judgement(content)]))
+        except OSError:                                          # a disk that is only read from
+            pass
 
 # %% ../../nbs/runs.ipynb #2ae0e38a
 def read(
@@ -474,7 +527,7 @@ def check_results(
     "Read every record and every trace of a folder."
     folder, wrong, known = Path(folder or results_folder()), [], set()
     for path in sorted(folder.glob(f"{experiment or '*'}.jsonl")):
-        records, faults = scan(path)
+        records, faults = scan(path, anew=True)
         wrong += faults
         known |= {record["id"] for record in records}
         for record in records:
@@ -486,12 +539,70 @@ def check_results(
     return wrong + [f"traces/{path.name} belongs to no valid record" for path in strays
                     if path.stem not in known]
 
+# %% ../../nbs/runs.ipynb #8cf41d33
+class Merged(NamedTuple):
+    "What a merge did."
+    added: list        # records
+    refused: list      # what could not be believed, in words
+    conflicts: list    # runs that came out differently, in words
+
+def merge(
+    sources: Iterable[Path],           # folders of results, or clones of the book
+    folder: Path | None = None,        # where to; nbs/results of this clone if not given
+) -> Merged:
+    "Add the records and traces of other machines, each of them once."
+    from rvnnbook.data.listops import write_whole
+    folder, merged = Path(folder or results_folder()), Merged([], [], [])
+    for source in map(Path, sources):
+        inner = source / "nbs" / "results"
+        paths = sorted((inner if inner.is_dir() else source).glob("*.jsonl"))
+        if not paths:
+            raise RecordError(f"there are no records in {source}")
+        for path in paths:
+            records, faults = scan(path)
+            merged.refused.extend(f"{source.name}/{fault}" for fault in faults)
+            new = {}
+            for record in records:
+                try:
+                    if record["profile"] == "smoke":
+                        raise RecordError("a smoke run is no result")
+                    if record["trace"]:
+                        text = _line(read_trace(record, path.parent))
+                        place = trace_path(record, folder)
+                        if not (place.is_file() and place.read_bytes() == text):
+                            write_whole(place, text)
+                    new[record["id"]] = record
+                except RecordError as error:
+                    refusal = f"{source.name}/{path.name}: record {record['id']}: {error}"
+                    merged.refused.append(refusal)
+            added = _add_lines(folder / path.name, {key: _line(new[key]) for key in new})
+            merged.added.extend(new[key] for key in added)
+    merged.conflicts.extend(conflicts(merged.added, folder))
+    return merged
+
+# %% ../../nbs/runs.ipynb #bee4fe83
+def conflicts(
+    added: Iterable[dict],             # records that are in the folder now
+    folder: Path,                      # of the results
+) -> list[str]:                        # in words
+    "Runs among these of which the folder has other numbers as well."
+    def key(record):
+        return identity(record["experiment"], record["parameters"], record["seed"])
+    wanted, outcomes = {key(record): record for record in added}, {}
+    for experiment in sorted({record["experiment"] for record in wanted.values()}):
+        for record in scan(folder / f"{experiment}.jsonl")[0]:
+            outcomes.setdefault(key(record), {})[record["id"]] = digest(record["metrics"], 12)
+    return [f"{wanted[run]['experiment']}: a run with seed {wanted[run]['seed']} has "
+            f"{len(set(found.values()))} different results: records {', '.join(found)}"
+            for run, found in outcomes.items() if run in wanted and len(set(found.values())) > 1]
+
 # %% ../../nbs/runs.ipynb #daf48521
 def changed_modules(
-    record: dict,          # a record
-) -> list[str]:            # names; none if all is as it was
+    record: dict,                  # a record
+    known: dict | None = None,     # what was hashed before, for the next record
+) -> list[str]:                    # names; none if all is as it was
     "Modules whose code is no longer what the run used: a record with any is stale."
-    now = code_hashes(record["modules"])
+    now = code_hashes(record["modules"], known)
     return [name for name, before in sorted(record["modules"].items()) if now[name] != before]
 
 def sittings(
@@ -533,6 +644,36 @@ def best(
     having = [record for record in records if metric in record["metrics"].get(split, {})]
     return choose(having, key=lambda record: record["metrics"][split][metric], default=None)
 
+# %% ../../nbs/runs.ipynb #4863defd
+COMPARE = {">=": operator.ge, "<=": operator.le, "!=": operator.ne, "=": operator.eq,
+           ">": operator.gt, "<": operator.lt}
+
+def where(
+    records: Sequence[dict],       # where from
+    conditions: Iterable[str],     # such as encoder=crvnn or dim>=64
+) -> list[dict]:
+    "The records for which all conditions hold."
+    names = {name for record in records for name in (*record, *record["parameters"])}
+    for condition in conditions:
+        found = re.fullmatch(r"(\w+)\s*(>=|<=|!=|=|>|<)\s*(.*)", condition)
+        if not found:
+            raise RecordError(f"a condition is NAME=VALUE, or with != < <= > >=, got {condition!r}")
+        name, sign, wanted = found.groups()
+        if names and name not in names:
+            close = difflib.get_close_matches(name, names, 1) or sorted(names)
+            raise RecordError(f"no record has {name!r}. Did you mean {', '.join(close)}?")
+        records = [record for record in records if _agrees(
+            record.get(name, record["parameters"].get(name)), sign, wanted)]
+    return list(records)
+
+def _agrees(value, sign, wanted):
+    try:
+        wanted = ast.literal_eval(wanted)
+    except (ValueError, SyntaxError):
+        pass                       # a word
+    ordered = _number(value) and _number(wanted) or type(value) is type(wanted) is str
+    return (ordered or sign in ("=", "!=")) and COMPARE[sign](value, wanted)
+
 # %% ../../nbs/runs.ipynb #f877ca4a
 def telling(
     records: Sequence[dict],   # of one experiment
@@ -547,24 +688,75 @@ def results_table(
     records: Iterable[dict],   # of any experiments
 ) -> str:                      # lines of text
     "One line for each record: what was run, what came out, and whether the code is still the same."
-    groups = {}
+    groups, known = {}, {}
     for record in records:
         groups.setdefault(record["experiment"], []).append(record)
     lines = []
     for experiment, group in sorted(groups.items()):
         names = telling(group)
-        scores = dict.fromkeys((split, name) for record in group for split, row
-                               in record["metrics"].items() for name in row if name != "count")
-        rows = [["profile", *names, "seed", *[split if name == "accuracy" else f"{split}: {name}"
-                                              for split, name in scores], "commit", ""]]
+        scores = _scores(group)
+        rows = [["profile", *names, "seed", *scores.values(), "commit", ""]]
         for record in group:
             values = [record["metrics"].get(split, {}).get(name) for split, name in scores]
-            stale = ", ".join(name.removeprefix("rvnnbook.") for name in changed_modules(record))
+            stale = ", ".join(name.removeprefix("rvnnbook.")
+                              for name in changed_modules(record, known))
             remarks = [f"stale: {stale}"] * bool(stale) + ["unfinished"] * (not record["finished"])
-            rows.append([record["profile"], *[record["parameters"].get(n) for n in names],
-                         record["seed"], *["" if v is None else f"{v:.4g}" for v in values],
+            rows.append([record["profile"], *[str(record["parameters"].get(n)) for n in names],
+                         str(record["seed"]), *["" if v is None else f"{v:.4g}" for v in values],
                          sittings([record])[0], "; ".join(remarks)])
-        widths = [max(len(str(cell)) for cell in column) for column in zip(*rows)]
-        lines += [experiment] + ["  ".join(str(cell).ljust(width) for cell, width
-                                           in zip(row, widths)).rstrip() for row in rows] + [""]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines += [experiment] + ["  ".join(map(str.ljust, row, widths)).rstrip()
+                                 for row in rows] + [""]
     return "\n".join(lines[:-1]) or "no records"
+
+# %% ../../nbs/runs.ipynb #1dbfa8ac
+def _scores(records):
+    "The numbers that any of them has: (split, name) -> a title."
+    pairs = dict.fromkeys((split, name) for record in records for split, row
+                          in record["metrics"].items() for name in row if name != "count")
+    return {(split, name): split if name == "accuracy" else f"{split}: {name}"
+            for split, name in pairs}
+
+# %% ../../nbs/runs.ipynb #5fcba712
+def flat(
+    records: Sequence[dict],   # of any experiments
+) -> list[dict]:               # the same columns in each; None where a record has no such thing
+    "Records as rows of a table."
+    known, parameters = {}, dict.fromkeys(name for r in records for name in r["parameters"])
+    plain = [name for name in FIELDS if name not in ("parameters", "metrics", "legs", "modules",
+                                                     "libraries")]
+    scores = dict.fromkeys((split, name) for r in records for split in r["metrics"]
+                           for name in r["metrics"][split])
+    return [{**{name: record[name] for name in plain},
+             "stale": bool(changed_modules(record, known)),
+             **{f"parameters: {name}": record["parameters"].get(name) for name in parameters},
+             **{f"{split}: {name}": record["metrics"].get(split, {}).get(name)
+                for split, name in scores}} for record in records]
+
+# %% ../../nbs/runs.ipynb #24d58973
+def write_csv(
+    records: Sequence[dict],   # of any experiments
+    path: Path,                # a file to write
+):
+    "Records as comma-separated text."
+    rows = flat(records)
+    with open(path, "w", newline="", encoding="utf8") as file:
+        writer = csv.DictWriter(file, rows[0] if rows else list(FIELDS))
+        writer.writeheader()
+        writer.writerows(rows)
+
+def write_parquet(
+    records: Sequence[dict],   # of any experiments
+    path: Path,                # a file to write
+):
+    "Records as a Parquet table; a column of words and numbers becomes one of words."
+    import pyarrow
+    from pyarrow import parquet
+    rows = flat(records)
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else FIELDS)}
+    for name, column in columns.items():
+        kinds = {type(value) for value in column} - {type(None)}
+        if len(kinds) > 1:
+            convert = float if kinds == {int, float} else str
+            columns[name] = [None if value is None else convert(value) for value in column]
+    parquet.write_table(pyarrow.table(columns), path)
