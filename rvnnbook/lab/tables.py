@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['PERCENT', 'OUT', 'summary', 'TableError', 'PaperTable', 'check_table', 'paper_tables', 'paper_table', 'chosen_runs',
-           'provenance', 'Pair', 'pair', 'Comparison', 'comparison', 'lines', 'notes', 'as_html', 'as_markdown',
-           'as_text', 'curves']
+           'provenance', 'Pair', 'pair', 'Comparison', 'comparison', 'lines', 'place', 'notes', 'as_html',
+           'as_markdown', 'as_text', 'curves']
 
 # %% ../../nbs/tables.ipynb #d9f5afcb
 import difflib
@@ -131,10 +131,10 @@ def provenance(
     runs: Sequence[dict],      # what chosen_runs gave
 ) -> str:
     "Where a number comes from: profile, seeds, device, commits, and what to beware of."
-    first, seeds = runs[0], ", ".join(str(run["seed"]) for run in runs)
+    first, seeds = runs[0], list(dict.fromkeys(str(run["seed"]) for run in runs))
     commits, devices = sittings(runs)
-    told = [f"{first['profile']} profile", f"seed{'s' * (len(runs) > 1)} {seeds}", devices,
-            f"commit {commits}"]
+    told = [f"{first['profile']} profile", f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
+            devices, f"commit {commits}"]
     told += ["unfinished"] * (not first["finished"])
     changed = dict.fromkeys(name for run in runs for name in changed_modules(run))
     names = ", ".join(name.removeprefix("rvnnbook.") for name in changed)
@@ -167,11 +167,13 @@ def pair(
     runs: Sequence[dict],      # what chosen_runs gave
     metric: str = "accuracy",  # its name in our metrics
     of: str | None = None,     # its name in a table with several numbers in a cell
+    unit: float | None = None, # what ours is multiplied by; 100 for percent if not given
 ) -> Pair:
     "Put one number of a paper beside ours, in the paper's unit."
     paper = table.value(row, column, of) if row in table.rows else (None, None)
-    scale = 100 if (of or table.metric) in PERCENT else 1
-    ours = [run["metrics"][split][metric] * scale for run in runs
+    if unit is None:
+        unit = 100 if (of or table.metric) in PERCENT else 1
+    ours = [run["metrics"][split][metric] * unit for run in runs
             if metric in run["metrics"].get(split, {})]
     middle, spread = summary(ours, table.statistic) if ours else (None, None)
     return Pair(row, column, split, *paper, middle, spread, len(ours))
@@ -242,14 +244,19 @@ def _shown(value, spread=None, sign=False):
     return text.replace("-", "−") + (f" ± {spread:.2f}" if spread is not None else "")
 
 # %% ../../nbs/tables.ipynb #67e2529d
+def place(
+    table: PaperTable,     # of a paper
+) -> str:                  # such as Table 3
+    "Where in its paper a table stands."
+    return table.name.split(".")[1].replace("table", "Table ").replace("_", " ")
+
 def notes(
     compared: Comparison,  # a table and our runs
 ) -> list[str]:            # sentences
     "What a reader has to know about the numbers."
     table = compared.table
-    place = table.name.split(".")[1].replace("table", "Table ").replace("_", " ")
     how = f"{table.statistic} of {table.runs} runs" if table.statistic else "single numbers"
-    told = [f"Paper: {table.paper['title']} ({table.paper['where']}), {place}; {how}. "
+    told = [f"Paper: {table.paper['title']} ({table.paper['where']}), {place(table)}; {how}. "
             f"Ours: {table.statistic or 'mean'} over seeds. Behind ±: one standard deviation."]
     told += [f"{row}, paper: {table.rows[row]['note']}." for row in compared.runs
              if "note" in table.rows.get(row, {})]
