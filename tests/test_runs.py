@@ -597,7 +597,8 @@ def test_what_cannot_be_believed_is_not_merged(tmp_path):
 
 def test_a_merge_mends_a_lost_trace_and_tells_of_other_numbers(tmp_path):
     traced = make(seed=1, trace=digest(TRACE, 12))
-    home, away = machine(tmp_path / "home", [traced]), machine(tmp_path / "away" / "nbs" / "results", [traced, make(seed=2)])
+    home = machine(tmp_path / "home", [traced])
+    machine(tmp_path / "away" / "nbs" / "results", [traced, make(seed=2)])
     trace_path(traced, home).write_text("{}")
     machine(home, [make(seed=2, recorded="2026-03-01T00:00:00Z")])
     merged = merge([tmp_path / "away"], home)                          # a clone
