@@ -246,7 +246,9 @@ class Versus:
 
     def _repr_html_(self):
         title = f"{self.table.paper['title']}, {place(self.table)}"
-        return folded(headline(self), as_html(title, lines(self), notes(self)))
+        whole = [[row, whose.replace(" ", "\N{NO-BREAK SPACE}"), *cells]
+                 for row, whose, *cells in lines(self)]
+        return folded(headline(self), as_html(title, whole, notes(self)))
 
     def _repr_markdown_(self): return as_markdown(headline(self), lines(self), notes(self))
     def __repr__(self): return as_text(headline(self), lines(self), notes(self))
@@ -268,7 +270,8 @@ def folded(
     inside: str,                       # HTML that opens below it
 ) -> str:
     "Something on a page that a reader opens."
-    return f"<details><summary>{escape(title)}</summary>{inside}</details>"
+    return (f"<details><summary>{escape(title)}</summary>"
+            f'<div style="overflow-x:auto">{inside}</div></details>')
 
 def headline(
     shown: Versus,                     # a table and our runs
