@@ -231,7 +231,8 @@ def test_scores_are_those_of_the_states():
     ids = torch.tensor([[1, 4, 0], [2, 0, 0]])
     out = model(ids, mask, trees=trees, trace=True)
     states = model.encoder(model.embedding(ids), mask, trees=trees).states
-    assert_close(out.states, model.head(states)) and out.states.shape == (2, 3, 3)
+    assert_close(out.states, model.head(states))
+    assert out.states.shape == (2, 3, 3)
     assert torch.equal(out.trace["trees"], trees) and out.root.shape == (2, 8) and model(ids, mask, trees=trees).trace is None
 
 
