@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rvnnbook.core import Encoding
 from rvnnbook.encoders.balanced import BalancedTree
-from rvnnbook.encoders.beam_tree import BeamTree, beam_step, cut, expand
+from rvnnbook.encoders.beam_tree import beam_step, cut, expand
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search
 from rvnnbook.encoders.mega import MEGA
@@ -22,6 +22,7 @@ from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.ordered_memory import OrderedMemory, ordered_memory_literal
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.s4d_stack import S4DStack
+from rvnnbook.encoders.parent_beam import ParentBeam
 from rvnnbook.encoders.rir import RIR
 from rvnnbook.encoders.rir_beam import RIRBeam, cut_level, nested_search
 from rvnnbook.layers.attention import geometric_attention
@@ -138,14 +139,14 @@ def evaluate_crvnn(module: CRvNN, inputs: dict, mask: torch.Tensor) -> dict:
             "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
 
 
-def build_beam_tree(model: str, config: dict) -> BeamTree | EfficientBeam:
+def build_beam_tree(model: str, config: dict) -> ParentBeam | EfficientBeam:
     if model == "ebt_grc":
         encoder = EfficientBeam(config["hidden_size"], config["beam_size"], score_dim=config["scorer_dim"],
                                 hidden=config["cell_size"], dropout=config["dropout"])
         encoder.recorded_in_training = False
         return encoder
-    encoder = BeamTree(config["hidden_size"], config["beam_size"], hidden=config["cell_size"], dropout=config["dropout"],
-                       soft=model == "bt_grc_os")
+    encoder = ParentBeam(config["hidden_size"], config["beam_size"], hidden=config["cell_size"], dropout=config["dropout"],
+                         soft=model == "bt_grc_os")
     encoder.recorded_in_training = config["mode"] != "eval"
     return encoder
 
@@ -324,7 +325,7 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
     mask = inputs["mask"].bool()
     if isinstance(module, RIRBeam):
         return evaluate_rir_beam(module, inputs, mask)
-    if isinstance(module, BeamTree | EfficientBeam):
+    if isinstance(module, ParentBeam | EfficientBeam):
         return evaluate_beam(module, inputs, mask)
     if isinstance(module, Selection):
         return module(inputs["old_state"], inputs["new_state"], mask, inputs["beam_scores"], inputs["beam_mask"].bool())
