@@ -56,11 +56,13 @@ def make_parents(
     pairs: Tensor,         # places of two children each, (R, 2)
 ) -> Tensor:               # places of the parents, (R,)
     "Compose and score, equal pairs once (rir section 2)."
-    different, which = pairs.unique(dim=0, return_inverse=True)
-    start, arena.used = arena.used, arena.used + len(different)
+    total = len(arena.states)
+    codes, which = (pairs[:, 0] * total + pairs[:, 1]).unique(return_inverse=True)
+    different = torch.stack([codes // total, codes % total], 1)
+    start, arena.used = arena.used, arena.used + len(codes)
     here, cell, keep = slice(start, arena.used), arena.encoder.grc, None
     if arena.kept is not None:
-        keep = F.dropout(arena.scores.new_ones(len(different), arena.kept.shape[1]), cell.dropout.p)
+        keep = F.dropout(arena.scores.new_ones(len(codes), arena.kept.shape[1]), cell.dropout.p)
         arena.kept[here] = keep > 0
     made = cell.norm(grc_parts(cell, *arena.states[different].unbind(1), keep)[-1])
     arena.states[here], arena.children[here] = made, different
