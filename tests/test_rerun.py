@@ -52,7 +52,7 @@ def small(tmp_path):
 def test_one_smoke_rerun(tmp_path):
     done = run("run", EXPERIMENT, "-p", "seed=1", "-p", "draws=2000", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    target = tmp_path / done.stdout.strip().removeprefix("done: ")
+    target = tmp_path / done.stdout.splitlines()[-1].removeprefix("done: ")
     assert target.parent == tmp_path / "build" / "runs"
     cells = json.loads(target.read_text())["cells"]
     shown = "".join("".join(o.get("data", {}).get("text/plain", "")) for c in cells for o in c.get("outputs", []))
@@ -104,22 +104,30 @@ def test_python_dash_m_and_a_run_folder_of_ones_own(small, tmp_path):
     assert "n is 3" in target.read_text()
 
 
-WITHOUT_JUPYTER = ("import sys\n"
-                   "for name in ('papermill', 'nbclient', 'ipykernel', 'IPython', 'matplotlib', 'ipywidgets'): sys.modules[name] = None\n"
-                   "from rvnnbook.cli import main\nsys.exit(main(sys.argv[1:]))")
+def without(folder, *names):
+    "A PYTHONPATH under which these cannot be imported, in any process."
+    for name in names:
+        (folder / "hidden").mkdir(exist_ok=True)
+        (folder / "hidden" / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r}, name={name!r})")
+    return os.pathsep.join([str(folder / "hidden"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def test_the_tagged_cells_are_a_script(small, tmp_path):
+JUPYTER = "papermill", "nbclient", "ipykernel", "IPython", "matplotlib", "ipywidgets"
+
+
+def test_the_tagged_cells_are_a_script(small, tmp_path, tmp_path_factory):
     book = json.loads(small.read_text())
     more = notebook("import matplotlib", "stars = '*' * run.n\nstars", "half = run.n / 2", "half")["cells"]
     for cell in more[1:]:
         cell["metadata"]["tags"] = ["run"]
     small.write_text(json.dumps({**book, "cells": book["cells"] + more}))
+    path = without(tmp_path_factory.mktemp("path"), *JUPYTER)
     def plainly(*words):
-        return run("run", small, "--no-notebook", *words, cwd=tmp_path, command=(sys.executable, "-c", WITHOUT_JUPYTER))
+        return run("run", small, "--no-notebook", *words, cwd=tmp_path, PYTHONPATH=path)
     done = plainly("-p", "n=5")
     assert (done.returncode, done.stdout) == (0, "*****\n2.5\ndone\n"), done.stderr
-    assert files(tmp_path) == ["small.ipynb"]
+    log, kept = files(tmp_path)
+    assert kept == "small.ipynb" and re.fullmatch(r"build/runs/small-smoke-\w+\.log", log)
     refused = plainly("-p", "n=10")
     assert refused.returncode == 2 and "n = 10 is out of range" in refused.stderr and not refused.stdout
     small.write_text(json.dumps(book))
@@ -127,11 +135,11 @@ def test_the_tagged_cells_are_a_script(small, tmp_path):
     assert refused.returncode == 2 and "no cells tagged `run`" in refused.stderr and refused.stderr.count("\n") == 1
 
 
-def test_the_listops_experiment_needs_no_jupyter(tmp_path):
+def test_the_listops_experiment_needs_no_jupyter(tmp_path, tmp_path_factory):
     done = run("run", ROOT / "nbs/experiments/listops.ipynb", "--no-notebook", "-p", "encoder=lstm", "-p", "stages=none",
-               cwd=tmp_path, command=(sys.executable, "-c", WITHOUT_JUPYTER))
+               cwd=tmp_path, PYTHONPATH=without(tmp_path_factory.mktemp("path"), *JUPYTER))
     assert done.returncode == 0 and "'accuracy': 0." in done.stdout and done.stdout.endswith("done\n"), done.stderr
-    assert files(tmp_path) == []                                        # a smoke run keeps nothing
+    assert [Path(name).suffix for name in files(tmp_path)] == [".log"]  # a smoke run keeps nothing else
 
 
 def test_a_notebook_that_raises_fails_in_one_line_and_keeps_the_earlier_result(small, tmp_path):
@@ -143,7 +151,8 @@ def test_a_notebook_that_raises_fails_in_one_line_and_keeps_the_earlier_result(s
     assert "nine" in (tmp_path / said[1]).read_text()
     for name, content in earlier.items():
         assert (tmp_path / name).read_bytes() == content
-    assert [name for name in files(tmp_path) if name not in earlier] == [said[1]]
+    log = said[1].replace(".failed.ipynb", ".log")
+    assert [name for name in files(tmp_path) if name not in earlier] == [said[1], log]
     assert run("run", "small.ipynb", "-p", "n=8", cwd=tmp_path).returncode == 0
 
 
@@ -181,9 +190,8 @@ def test_the_official_test_is_installed_from_a_file(tmp_path):
     assert lzma.open(installed).read() == lzma.open(official).read()
 
 
-def test_missing_book_tools_are_named(tmp_path, small):
-    hide = "import sys; sys.modules['papermill'] = None; from rvnnbook.cli import main; raise SystemExit(main(['run', 'small.ipynb']))"
-    done = subprocess.run([sys.executable, "-c", hide], cwd=tmp_path, capture_output=True, text=True)
+def test_missing_book_tools_are_named(tmp_path, small, tmp_path_factory):
+    done = run("run", "small.ipynb", cwd=tmp_path, PYTHONPATH=without(tmp_path_factory.mktemp("path"), "papermill"))
     assert done.returncode == 1 and "pip install 'rvnnbook[book]'" in done.stderr and done.stderr.count("\n") == 1
 
 

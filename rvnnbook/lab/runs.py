@@ -74,8 +74,9 @@ def _is_remark(node):      # a statement that is nothing but a text, such as a d
     return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 # %% ../../nbs/runs.ipynb #ea04d261
-NO_EFFECT = ("show", "cli", "lab.book", "lab.rerun", "lab.runs", "lab.sweep", "lab.tables",
-             "lab.verdicts", "__main__", "_modidx")    # they show, start or write down
+NO_EFFECT = ("show", "cli", "lab.book", "lab.guard", "lab.rerun", "lab.runs", "lab.sweep",
+             "lab.tables", "lab.verdicts",
+             "__main__", "_modidx")    # they show, start or write down
 
 def loaded_modules() -> list[str]:     # "rvnnbook.core", ...
     "Modules of this package in this process that can change a result."
