@@ -202,7 +202,8 @@ def _tell_guard(note):
     def end(cell, cell_index, execute_reply):
         read_note(note)
         for output in cell.outputs:
-            raised = "\n".join(output.get("traceback", []))
+            stopped = output.get("ename") == "KeyboardInterrupt"
+            raised = "" if stopped else "\n".join(output.get("traceback", []))
             if value := output.get("data", {}).get("text/plain", raised):
                 print(re.sub(r"\x1b\[[0-9;]*m", "", value), flush=True)
         end_cell(cell_index + 1)
