@@ -3,14 +3,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from rvnnbook.lab.guard import Limits, family, processes, watched
+from rvnnbook.lab.guard import MARK, Limits, family, processes, watched
 from tests.test_rerun import COMMAND, ROOT, files, notebook
 from tests.test_train import assert_same_run
 from tests.training import go
@@ -301,9 +300,14 @@ def test_nobody_need_read_and_a_hangup_may_be_ignored(job):
 
 def test_a_run_does_not_wait_for_input_and_may_say_much():
     shown = []
-    ending = watched("import sys\nprint(repr(sys.stdin.read()))\nfor i in range(20000): print(i)\nprint('no newline', end='')", {},
-                     Limits(), show=shown.append)
-    assert ending.status == 0 and shown == ["''", *map(str, range(20000)), "no newline"]
+    ending = watched("import sys\nprint(repr(sys.stdin.read()))\nfor i in range(20000): print(i)\nprint(mark + '{', mark, mark + '[1]', sep='\\n')\n"
+                     "print('no newline', end='')", {"mark": MARK}, Limits(), show=shown.append)
+    assert ending.status == 0 and shown == ["''", *map(str, range(20000)), MARK + "{", MARK, MARK + "[1]", "no newline"]
+
+
+def test_a_terminal_that_knows_few_letters_does_not_end_a_run(job):
+    process = begin(job, "--no-notebook", "-p", "what=größe", PYTHONIOENCODING="ascii")
+    assert finish(process) == (0, "'doing gr\\xf6\\xdfe'\nrecorded\ndone\n", "")
 
 
 def test_a_family_is_found_by_birth_and_by_group():
@@ -312,4 +316,3 @@ def test_a_family_is_found_by_birth_and_by_group():
     assert family({number: row for number, row in table.items() if number not in (5, 6)}, {5, 6}) == {7, 8, 9}
     own = processes()[os.getpid()]
     assert own[:2] == (os.getppid(), os.getpgrp()) and 0 < own[2] <= sum(os.times()[:4]) + .1
-    assert sys.executable

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['FINISHED', 'RAISED', 'REFUSED', 'GAVE_UP', 'STOPPED', 'MARK', 'STARTED', 'LISTENED_TO', 'Ending', 'Stopped', 'Held',
            'Dead', 'tell', 'begin_cell', 'end_cell', 'ask_to_stop', 'trainings', 'perform', 'work', 'start_child',
-           'ask', 'processes', 'family', 'end_all', 'Limits', 'Watch', 'hear', 'look', 'overdue', 'urge',
+           'ask', 'processes', 'family', 'end_all', 'Limits', 'Watch', 'told', 'hear', 'look', 'overdue', 'urge',
            'noted_signals', 'verdict', 'watched', 'environment', 'open_log', 'show', 'hold', 'guard', 'heed',
            'read_note']
 
@@ -31,8 +31,8 @@ FINISHED, RAISED, REFUSED, GAVE_UP, STOPPED = 0, 1, 2, 3, 75
 
 class Ending(NamedTuple):
     "What a run came to."
-    status: int            # one of the five
-    said: str              # why, in a line; empty if there is nothing to say
+    status: int                  # FINISHED, RAISED, GAVE_UP or STOPPED
+    said: str                    # why, in a line; empty if there is nothing to say
     missing: str | None = None   # a library that is not installed
 
 class Stopped(Exception):
@@ -138,7 +138,7 @@ def work():
     requests, nothing = os.fdopen(os.dup(0)), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)                                # a cell that reads finds an empty file
     os.close(nothing)
-    sys.stdout.reconfigure(line_buffering=True)
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)
     first = json.loads(requests.readline())
     _here.guarded = _here.busy = True                  # also before the first cell
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
@@ -164,7 +164,7 @@ def start_child(
     child = subprocess.Popen(
         [sys.executable, "-c", begin], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True, pass_fds=holding, text=True,
-        errors="replace", env={**os.environ, "RVNNBOOK_GUARD": str(os.getpid())})
+        encoding="utf-8", errors="replace", env={**os.environ, "RVNNBOOK_GUARD": str(os.getpid())})
     ask(child, json.dumps({"code": code, "given": given}))
     return child
 
@@ -261,6 +261,16 @@ class Watch:
         self.closed = False        # whether it will say nothing more
 
 # %% ../../nbs/guard.ipynb #734b89c5
+def told(
+    line: str,             # from the child's output, without its end
+) -> tuple[str, dict]:     # what the experiment says in it, and what the child tells
+    "Take the two apart; what cannot be understood is the experiment's."
+    said, _, rest = line.partition(MARK)
+    try:
+        return (said, dict(json.loads(rest))) if rest else (line, {})
+    except (ValueError, TypeError):
+        return line, {}
+
 def hear(
     watch: Watch,          # is told
     line: str | None,      # from the child's output; None after the last
@@ -270,22 +280,20 @@ def hear(
     if line is None:
         watch.closed = True
         return
-    said, _, told = line.removesuffix("\n").partition(MARK)
-    if said or not told:
+    said, event = told(line.removesuffix("\n"))
+    if said or not event:
         watch.write(f"| {said}")
         watch.show(said)
-    if not told:
-        return
-    event = json.loads(told)
     if "begins" in event:
         watch.cell = event["cell"], now
         watch.write(f"cell {event['cell']} begins: {event['begins']}")
     elif "seconds" in event:
         watch.cell = None
         watch.write(f"cell {event['cell']} took {event['seconds']:.3f} s")
-    else:
+    elif "status" in event:
         watch.end = event, now
 
+# %% ../../nbs/guard.ipynb #d20fc463
 def look(
     watch: Watch,          # is told
 ):
@@ -472,6 +480,8 @@ def show(
     "Print a line, and go on if nobody is there to read it."
     try:
         print(line, flush=True)
+    except UnicodeError:                               # a terminal that knows few letters
+        print(ascii(line), flush=True)
     except OSError:                                    # the terminal is gone, or the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
