@@ -176,7 +176,10 @@ def read_inferences(
     return read_lines(path, partial(parse_inference, tokenize=tokenize), member)
 
 # %% ../../nbs/corpora.ipynb #8f72555b
-SYMBOL: re.Pattern = re.compile(r"'[^']*'|[()]|[^\s()']*<[^\s()]*>|,|[^\s(),']+")
+SYMBOL: re.Pattern = re.compile(
+    r"'[^'\s](?:[^']*[^'\s])?'"                       # 'new york'
+    r"|[^\s()']*<[^\s()]*>"                           # argmax:<<e,t>,<<e,i>,e>>
+    r"|[(),']|[^\s(),']+")
 
 
 def symbols(
