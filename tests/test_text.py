@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -88,6 +89,7 @@ def data(tmp_path_factory):
                 if (place / name).is_dir() and not (folder / name).exists():
                     add(find(name), place / name)
         yield folder
+    shutil.rmtree(folder)
 
 
 def published(data, name, **options):
@@ -280,7 +282,7 @@ def by_recursion(line):
     return tree, {(first, last): GRADES[int(grade)] for first, last, grade in grades}, tuple(map(unescape, words))
 
 
-@pytest.mark.parametrize("part, sizes", [("train", (318582, 163563)), ("dev", (41447, 21274)), ("test", (82600, 42405))])
+@pytest.mark.parametrize("part, sizes", [pytest.param("train", (318582, 163563), marks=pytest.mark.long), ("dev", (41447, 21274)), ("test", (82600, 42405))])
 def test_every_published_tree_by_two_routes(data, part, sizes):
     trees = published(data, f"sst/trees/{part}.txt")
     assert (sum(len(tree.grades) for tree in trees), sum(len(tree.tokens) for tree in trees)) == sizes

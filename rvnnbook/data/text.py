@@ -2,10 +2,11 @@
 
 # %% auto #0
 __all__ = ['SENTIMENTS', 'GRADES', 'INFERENCES', 'PARAPHRASES', 'CITATIONS', 'ESCAPES', 'ESCAPED', 'OPENING', 'WORD', 'BREAK',
-           'TOKEN', 'BYTES', 'UNKNOWN', 'Sentence', 'Tree', 'Pair', 'Translation', 'TextError', 'MissingFileError',
-           'unescape', 'parse_tree', 'tree_line', 'binary', 'phrases', 'stream', 'lines_of', 'read_lines', 'read_trees',
-           'read_numbered', 'spaces', 'words', 'byte_tokens', 'installed', 'sides_of', 'vocabulary_for',
-           'write_vocabulary', 'read_vocabulary', 'Batch', 'length_of', 'collate', 'subtrees']
+           'TOKEN', 'BYTES', 'UNKNOWN', 'ADJECTIVES', 'Sentence', 'Tree', 'Pair', 'Translation', 'TextError',
+           'MissingFileError', 'unescape', 'parse_tree', 'tree_line', 'binary', 'phrases', 'stream', 'lines_of',
+           'read_lines', 'read_trees', 'read_numbered', 'spaces', 'words', 'byte_tokens', 'installed', 'sides_of',
+           'vocabulary_for', 'write_vocabulary', 'read_vocabulary', 'Batch', 'length_of', 'collate', 'opinion',
+           'make_trees', 'subtrees']
 
 # %% ../../nbs/text.ipynb #c33afe0a
 import json
@@ -17,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -368,6 +370,39 @@ def collate(
                         (torch.from_numpy(ids), mask, torch.from_numpy(steps)))
     numbers = torch.tensor([labels.index(example.label) for example in examples])
     return Batch(ids, mask, steps, numbers)
+
+# %% ../../nbs/text.ipynb #f6764f7a
+ADJECTIVES: dict[str, int] = {"awful": 0, "dull": 1, "long": 2, "funny": 3, "superb": 4}
+
+
+def opinion(
+    random: Random,          # source of chance
+    levels: int = 3,         # how often a clause may be divided by but, at most
+) -> tuple[int, str]:        # the grade of the whole, its line
+    "Draw a sentence in the treebank's format."
+    def join(grade, left, right): return grade, f"({grade} {left[1]} {right[1]})"
+    def leaf(word, grade=2): return grade, f"({grade} {word})"
+    if levels and random.random() < .4:
+        first, second = opinion(random, levels - 1), opinion(random, levels - 1)
+        rest = join(second[0], leaf(","), join(second[0], leaf("but"), second))
+        return join(second[0], first, rest)
+    said = leaf(*random.choice(list(ADJECTIVES.items())))
+    if random.random() < .4:
+        said = join({1: 0, 3: 4}.get(said[0], said[0]), leaf("very"), said)
+    if random.random() < .4:
+        said = join(4 - said[0], leaf("not"), said)
+    about = join(2, leaf("the"), leaf(random.choice(["film", "end", "plot"])))
+    return join(said[0], about, join(said[0], leaf("is"), said))
+
+
+def make_trees(
+    count: int,              # how many
+    seed: int = 0,           # what they follow from
+    levels: int = 3,         # how often a clause may be divided by but, at most
+) -> list[Tree]:             # the same may come again
+    "Draw a treebank."
+    random = Random(seed)
+    return [parse_tree(opinion(random, levels)[1]) for _ in range(count)]
 
 # %% ../../nbs/text.ipynb #eaf4f188
 def subtrees(
