@@ -39,6 +39,7 @@ from rvnnbook.data.corpora import (
     symbols,
 )
 from rvnnbook.data.text import (
+    ADJECTIVES,
     BYTES,
     GRADES,
     INFERENCES,
@@ -57,6 +58,7 @@ from rvnnbook.data.text import (
     installed,
     length_of,
     lines_of,
+    make_trees,
     parse_tree,
     phrases,
     read_lines,
@@ -657,3 +659,25 @@ def test_batches_refuse_what_they_cannot_hold():
 def test_import_is_light():
     code = "import sys, rvnnbook.data.corpora; sys.exit(bool({'torch', 'matplotlib', 'nltk', 'datasets'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True)
+
+
+# ---- the treebank made up
+
+@pytest.mark.parametrize("levels", [0, 1, 3])
+def test_made_opinions_follow_their_rules(levels):
+    "Every grade again, from the words alone."
+    def grade(tokens):
+        if "but" in tokens:
+            return min(grades_behind(tokens))
+        value = ADJECTIVES[tokens[-1]]
+        value = {1: 0, 3: 4}.get(value, value) if tokens[-2] == "very" else value
+        return 4 - value if "not" in tokens else value
+
+    def grades_behind(tokens):           # what stands behind the last but says the whole
+        return [grade(tokens[len(tokens) - tokens[::-1].index("but"):])]
+    trees = make_trees(300, seed=levels, levels=levels)
+    assert trees == make_trees(300, seed=levels, levels=levels) != make_trees(300, seed=9, levels=levels)
+    for tree in trees:
+        assert tree.label == GRADES[grade(tree.tokens)] and parse_tree(tree_line(tree)) == tree
+        assert tree.tokens.count("but") <= 2**levels - 1
+    assert {tree.label for tree in trees} == set(GRADES) and any("but" in tree.tokens for tree in trees) == (levels > 0)
