@@ -17,6 +17,7 @@ from rvnnbook.lab.rerun import (ParameterError, check_parameters, check_value, e
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
 EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "gold_trees", "listops", "logic", "music", "nested", "sequences"]
+EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "gold_trees", "listops", "logic", "music", "nested", "sentiment"]
 COMMAND = Path(sys.executable).with_name("rvnnbook")
 
 

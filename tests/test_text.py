@@ -502,6 +502,31 @@ def test_members_of_archives(tmp_path):
     assert "paws.tar.gz" in refused(read_table, tmp_path / "paws.tar.gz", "paws", member="final/dev.tsv")
 
 
+def test_sets_that_are_not_at_hand_by_their_names_in_the_catalog(tmp_path, monkeypatch):
+    "Packed as they are published, or as the catalog would put them."
+    monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
+    row = json.dumps({"gold_label": "neutral", "sentence1": "A.", "sentence2": "B."}) + "\n"
+    for name, member in (("snli/snli_1.0.zip", "snli_1.0/snli_1.0_dev.jsonl"), ("mnli/multinli_1.0.zip", "multinli_1.0/multinli_1.0_train.jsonl")):
+        assert find(name.partition("/")[0]).files[0].path == name
+        (tmp_path / name).parent.mkdir()
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(member, row * 2)
+        assert read_published(name, member=member) == [Pair("neutral", ("A", "."), ("B", "."))] * 2
+    files = {"mnli_stress/Negation/multinli_0.9_negation_matched.jsonl": row, "lra/lra_release/tsv_data/new_aan_pairs.test.tsv": "1.0\t3\t4\tab\tcd\n",
+             "qqp/quora_duplicate_questions.tsv": "\t".join(FORMS["qqp"].header) + '\n0\t1\t2\tWho?\t"Who ""is"" it?"\t1\n',
+             "paws_qqp/dev_and_test.tsv": "\t".join(FORMS["paws"].header) + "\n1\tb'a b'\tb\"b 'a\"\t0\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert [read_published(name)[0] for name in files] == [
+        Pair("neutral", ("A", "."), ("B", ".")), Pair("related", ("a", "b"), ("c", "d")),
+        Pair("same", ("Who", "?"), ("Who", '"', "is", '"', "it", "?")), Pair("different", ("a", "b"), ("b", "'a"))]
+    (tmp_path / "iwslt14_deen").mkdir()
+    (tmp_path / "iwslt14_deen" / "test.de").write_text("guten morgen\n")
+    (tmp_path / "iwslt14_deen" / "test.en").write_text("good morning\n")
+    assert read_published("iwslt14_deen/test.de") == [Translation(("guten", "morgen"), ("good", "morning"))]
+
+
 @given(SENTENCES.filter(lambda tokens: not " ".join(tokens).startswith("b'")))
 @settings(max_examples=50, deadline=None)
 def test_bytes_written_out_are_read(tokens):
