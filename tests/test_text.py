@@ -95,8 +95,10 @@ def data(tmp_path_factory):
 
 
 def published(data, name, **options):
-    if not (data / name.partition("/")[0]).exists():
-        pytest.skip(f"{name} is not at hand; remedy: rvnnbook data get {name.partition('/')[0]}, or a copy in $RVNNBOOK_DATA")
+    name_of_set = name.partition("/")[0]
+    if not (data / name_of_set).exists():
+        way = "get" if name_of_set != "imdb" else "add"
+        pytest.skip(f"{name_of_set} is not at hand (remedy: rvnnbook data {way} {name_of_set}, into $RVNNBOOK_DATA)")
     return read_published(name, **options)
 
 
