@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
 EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "gold_trees", "listops", "logic", "music", "nested", "sequences"]
 EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "gold_trees", "listops", "logic", "music", "nested", "sentiment"]
+EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "design_space", "gold_trees", "listops", "logic", "music", "nested"]
 COMMAND = Path(sys.executable).with_name("rvnnbook")
 
 
