@@ -25,6 +25,8 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": False}),
     "universal_transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": True}),
     "ndr": ("rvnnbook.encoders.ndr", "NDR", {}),
+    "ndr_halt": ("rvnnbook.encoders.ndr_halt", "HaltingNDR", {"halt": "taken"}),
+    "ndr_act": ("rvnnbook.encoders.ndr_halt", "HaltingNDR", {"halt": "act"}),
     "self_iru": ("rvnnbook.encoders.self_iru", "SelfIRU", {}),
     "s4d": ("rvnnbook.encoders.s4d_stack", "S4DStack", {}),
     "bbt_grc": ("rvnnbook.encoders.balanced", "BalancedTree", {"cell": "grc"}),

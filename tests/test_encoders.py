@@ -20,14 +20,15 @@ from tests.test_core import boxed, random_steps
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 DIM = 8
 OPTIONS: dict[str, dict] = {           # by name: options of the encoder as it is tested here, besides dim
-    "ndr": {"layers": 5, "heads": 2}, "s4d": {"layers": 2, "state_size": 16}, "rir_grc": {"arity": 3},
+    "ndr": {"layers": 5, "heads": 2}, "ndr_halt": {"layers": 5, "heads": 2, "takers": 2, "gate_bias": 0.0, "threshold": 0.5},
+    "ndr_act": {"layers": 5, "heads": 2, "halt_bias": -1.0}, "s4d": {"layers": 2, "state_size": 16}, "rir_grc": {"arity": 3},
     "rir_crvnn": {"arity": 3, "inference": "nested"}, "rir_om": {"arity": 3, "inference": "nested", "options": {"slots": 4}},
     "rir_ebt_grc": {"arity": 3, "align": "string", "inference": "nested"}, "ordered_memory": {"slots": 5},
     "mega": {"layers": 2, "key_dim": 8, "memories": 4, "reach": 16}}
 FOR_DROPOUT: dict[str, dict] = {"lstm": {"layers": 2}, "bilstm": {"layers": 2}}    # by name: what dropout needs to have a place
 GIVEN_TREES = {"rvnn", "tree_lstm"}          # these require trees; to the others they are passed and mean nothing
-NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "self_iru", "s4d", "mega", "recurrent_grc",
-            "ordered_memory", "bbt_grc", "rir_grc", "rir_om"}      # these take no tree, and decide on none
+NO_TREES = {"lstm", "bilstm", "transformer", "universal_transformer", "ndr", "ndr_halt", "ndr_act", "self_iru", "s4d",
+            "mega", "recurrent_grc", "ordered_memory", "bbt_grc", "rir_grc", "rir_om"}      # these take no tree, and decide on none
 NO_GRADIENT: dict[str, set[str]] = {         # by name: parameters that no root depends on
     "gumbel_tree": {"scorer.0.weight", "scorer.0.bias"}, "bt_grc": {"scorer.0.bias"}, "bt_grc_os": {"scorer.0.bias"},
     "ebt_grc": {"scorer.1.bias"}, "rir_ebt_grc": {"scorer.1.bias"}, "ordered_memory": {"beta.bias"},
