@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "nbs" / "experiments" / "design_space.ipynb"
 NOTEBOOK = json.loads(EXPERIMENT.read_text())
 RUN_CELLS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if "run" in cell["metadata"].get("tags", [])]
-MODELS = ast.literal_eval(re.search(r"MODELS = (\{.*?\})\n", "\n".join(RUN_CELLS), re.S)[1])
+MODELS, SPLIT_OF = (ast.literal_eval(re.search(name + r" = (\{.*?\})\n", "\n".join(RUN_CELLS), re.S)[1]) for name in ("MODELS", "SPLIT_OF"))
 TASKS = ("listops", "logic")
 
 
@@ -82,7 +82,7 @@ def metrics_of(done):
                 and all(isinstance(part, dict) for part in value.values()))
 
 
-@pytest.mark.parametrize("model, task", [(model, TASKS[number % 2]) for number, model in enumerate(MODELS)] + [("NDR", "logic")])
+@pytest.mark.parametrize("model, task", [(model, TASKS[number % 2]) for number, model in enumerate(MODELS)] + [("NDR", "logic"), ("NDR-ACT", "listops")])
 def test_a_smoke_run(tmp_path, model, task):
     done = run_plainly(tmp_path, f"model={model}", f"task={task}")
     assert done.returncode == 0 and done.stdout.endswith("True\ndone\n"), done.stderr
@@ -91,6 +91,11 @@ def test_a_smoke_run(tmp_path, model, task):
     metrics = metrics_of(done)
     assert list(metrics) == [f"generated, {title}{count}" for count in counts for title in titles]
     assert all(0 <= scores["accuracy"] <= 1 and scores["count"] == 10 for scores in metrics.values())
+    layers = [scores["layers"] for scores in metrics.values() if "layers" in scores]
+    if model == "NDR":
+        assert layers == [3, 3, 6, 6]
+    else:                                        # at least one, at most as many as the larger number says
+        assert len(layers) == (2 if model in ("NDR-halt", "NDR-ACT") else 0) and all(1 <= n <= 6 for n in layers)
     if len(counts) == 2:                         # the layers really are others: the same weights, another surprise
         assert len({scores["surprise"] for scores in metrics.values()}) == 4
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".log"] == []
@@ -103,21 +108,10 @@ def test_an_unknown_model_is_refused_in_one_line(tmp_path):
 
 # ---- what is compared
 
-def splits_of_a_run():
-    "Column of the paper -> name of the test, as the notebook says it."
-    text = next(cell for cell in RUN_CELLS if "SPLIT_OF = " in cell)
-    names = {}
-    for statement in ast.parse(text).body:
-        if isinstance(statement, ast.Assign) and statement.targets[0].id == "SPLIT_OF":
-            exec(ast.unparse(statement), names)
-    return names["SPLIT_OF"]
-
-
 def test_every_column_of_the_papers_tables_is_asked_for():
     from rvnnbook.data.listops_splits import SPLITS
-    asked = splits_of_a_run()
-    assert list(asked) == paper_table("design_space.table2").columns and set(asked.values()) <= set(SPLITS)
-    for column, split in asked.items():          # "len_200_300" is the split of such lengths, and so on
+    assert list(SPLIT_OF) == paper_table("design_space.table2").columns and set(SPLIT_OF.values()) <= set(SPLITS)
+    for column, split in SPLIT_OF.items():       # "len_200_300" is the split of such lengths, and so on
         numbers = [int(n) for n in re.findall(r"\d+", column)]
         rule = SPLITS[split]
         assert numbers in ([*rule.length], [*rule.depth], [rule.arguments[1]], [])
