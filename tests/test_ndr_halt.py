@@ -25,7 +25,7 @@ every = pytest.mark.parametrize("halt", WAYS)
 
 def make(halt, layers=6, seed=0, **options):
     torch.manual_seed(seed)
-    encoder = HaltingNDR(DIM, layers, **{"heads": 2, "halt": halt} | WAYS[halt] | options).double().eval()
+    encoder = HaltingNDR(DIM, layers, **{"heads": 2, "rule": halt} | WAYS[halt] | options).double().eval()
     with torch.no_grad():                    # parameters that start at zero or one must not hide
         for p in encoder.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -285,9 +285,9 @@ def test_all_in_half_precision(halt):
 def test_names_and_refusals():
     for name, halt in (("ndr_halt", "taken"), ("ndr_act", "act")):
         encoder = create_encoder(name, dim=8, heads=2)
-        assert type(encoder) is HaltingNDR and encoder.halt == halt
+        assert type(encoder) is HaltingNDR and encoder.rule == halt
         assert isinstance(encoder.attn, FadingAttention) == (halt == "taken") and hasattr(encoder, "sure") == (halt == "act")
-    for options, said in (({"halt": "soon"}, "unknown halt 'soon'; known: taken, act"), ({"takers": 3}, "number of heads, 2; got 3"),
+    for options, said in (({"rule": "soon"}, "unknown rule 'soon'; known: taken, act"), ({"takers": 3}, "number of heads, 2; got 3"),
                           ({"takers": -1}, "got -1"), ({"threshold": 1.0}, "got 1.0"), ({"threshold": -0.1}, "got -0.1"),
                           ({"layers": 0}, "got 0 and 0"), ({"readout": "middle"}, "unknown readout 'middle'")):
         with pytest.raises(ValueError) as error:
