@@ -71,6 +71,14 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
                  for k in range(7, 13)},
               **{f"split_{part.lower()}": (f"(published|generated), split {part}", {"split": part})
                  for part in "ABC"}},
+    "design_space": {
+        **{column: (fr"generated, {split}(, \d+ layers)?", {"task": "listops"})
+           for column, split in {
+               "depth_8_10": "dg2_test", "len_200_300": "length_200_300",
+               "len_500_600": "length_500_600", "len_900_1000": "length_900_1000",
+               "arg_10": "arguments_10", "arg_15": "arguments_15", "lra_test": "lra_test"}.items()},
+        **{f"ops_{k}": (fr"(published|generated), {k} operators(, \d+ layers)?", {"task": "logic"})
+           for k in range(7, 13)}},
     "music": {name: (f"{name}, test", {"collection": name})
               for name in ("nottingham", "jsb", "piano_midi")},
     "sequences": {f"{part}_{size}": (f"{part}_{size}, test", {"task": task, "size": size})
@@ -90,6 +98,7 @@ class Way:
     experiment: str                                     # its notebook below nbs/experiments
     parameters: dict                                    # by which its runs are known
     asked: dict = field(default_factory=dict)           # what a command says besides
+    which: int = 0                                      # of several splits of a pattern
 
     def split(self, column):
         "Pattern of the split of a column, and its own parameters; None if it is not measured."
@@ -161,6 +170,12 @@ def _to_sentiment(row):
         return Way("sentiment", {"model": row, "phrases": 0})
     return "unasked" if ENCODER_OF.get(row) or "CRvNN" in row else "baseline"
 
+# %% ../../nbs/verdicts.ipynb #275c57e0
+def _to_design_space(row):                 # a router is asked twice, with few layers and with many
+    model = "NDR" if row.startswith("NDR") else row
+    many = row in ("NDR 48 layers", "NDR 30 layers")
+    return Way("design_space", {"model": model}, which=int(many))
+
 def _to_ablation(row):
     return Way("ablation", {"variant": VARIANT_OF[row]})
 
@@ -173,7 +188,7 @@ def _to_efficiency(samples, ranges=None):
 WAYS: dict[str, Callable | str] = {    # table -> what finds the way of a row, or why there is none
     "rir.table1": _to_efficiency(100), "rir.table2_and_5": _to_listops, "rir.table3": _to_logic,
     "rir.table4": "lra", "rir.table6": _to_sentiment, "rir.table7": "language", "rir.table8": "lra",
-    "design_space.table2": "unasked", "design_space.table3": "unasked",
+    "design_space.table2": _to_design_space, "design_space.table3": _to_design_space,
     "self_iru.table1": "images", "self_iru.table2": _to_logic, "self_iru.table3": _to_sequences,
     "self_iru.table4": _to_music, "self_iru.table5": "decoders", "self_iru.table6": "decoders",
     "self_iru.table7": "settings", "self_iru.table8": "decoders",
@@ -212,12 +227,12 @@ def answer(
     pattern, more = way.split(column) if isinstance(way, Way) else (None, {})
     if pattern:
         name, unit = way.measure(metric)
-        wanted = {"experiment": way.experiment, **way.parameters, **more}
-        splits = [(record, title) for record in select(records, **wanted)
-                  for title in record["metrics"] if re.fullmatch(pattern, title)
-                  and name in record["metrics"][title]]
-        runs = chosen_runs([record for record, _ in splits])
-        split = next((title for record, title in splits if runs and record is runs[0]), "")
+        found = select(records, experiment=way.experiment, **way.parameters, **more)
+        splits = {record["id"]: [title for title, scores in record["metrics"].items()
+                                 if re.fullmatch(pattern, title) and name in scores]
+                  for record in found}
+        runs = chosen_runs([r for r in found if len(splits[r["id"]]) > way.which])
+        split = splits[runs[0]["id"]][way.which] if runs else ""
     both = pair(table, row, column, split, runs, name, several, unit)
     return Answer(both, several, runs, *_judged(table, both, metric, runs))
 
