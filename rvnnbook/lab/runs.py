@@ -5,8 +5,9 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'COMMIT', 'HASH', 'NAME', 'SECONDS', 'STEP',
            'PLAIN', 'LEG', 'FIELDS', 'LIBRARIES', 'POINTS', 'HALF', 'COMPARE', 'RecordError', 'digest', 'identity',
            'code_hash', 'loaded_modules', 'code_hashes', 'validate', 'signature', 'libraries', 'peak_memory',
            'new_record', 'make_trace', 'validate_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'scan',
-           'read', 'read_trace', 'check_results', 'Merged', 'merge', 'conflicts', 'changed_modules', 'sittings',
-           'select', 'latest', 'best', 'where', 'telling', 'results_table', 'flat', 'write_csv', 'write_parquet']
+           'read', 'read_trace', 'check_results', 'check_weights', 'Merged', 'merge', 'conflicts', 'changed_modules',
+           'sittings', 'select', 'latest', 'best', 'where', 'telling', 'results_table', 'flat', 'write_csv',
+           'write_parquet']
 
 # %% ../../nbs/runs.ipynb #038604f1
 import ast
@@ -539,6 +540,24 @@ def check_results(
     strays = [] if experiment else sorted((folder / "traces").glob("*"))
     return wrong + [f"traces/{path.name} belongs to no valid record" for path in strays
                     if path.stem not in known]
+
+# %% ../../nbs/runs.ipynb #85f58b63
+def check_weights(
+    folder: Path | None = None,        # of weights and their SHA256SUMS; the package's if not given
+) -> list[str]:                        # what is wrong, in words
+    "Compare the weights that come with the book with their checksums."
+    folder = Path(folder or str(importlib.resources.files("rvnnbook") / "weights"))
+    lines = [line.split() for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    sums = {line[1]: line[0] for line in lines if len(line) == 2}
+    wrong = []
+    for name in sorted({path.name for path in folder.glob("*.safetensors")} | {*sums}):
+        if name not in sums:
+            wrong.append(f"weights/{name} has no line in SHA256SUMS")
+        elif not (folder / name).is_file():
+            wrong.append(f"weights/{name} is missing")
+        elif hashlib.sha256((folder / name).read_bytes()).hexdigest() != sums[name]:
+            wrong.append(f"weights/{name} is not what its checksum in SHA256SUMS says")
+    return wrong
 
 # %% ../../nbs/runs.ipynb #8cf41d33
 class Merged(NamedTuple):
