@@ -1,0 +1,423 @@
+"""Many runs from one file: what is refused, what is tried again, and what survives a kill at any moment."""
+import importlib.util
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
+from rvnnbook.lab.runs import identity, latest, read
+from rvnnbook.lab.sweep import (SITTING, SweepError, Task, check_settings, check_tasks, command_of, make_plan, note, outcome, read_journal,
+                                read_sweep_text, recorded, rows, states, try_lock)
+
+ROOT = Path(__file__).resolve().parents[1]
+# A run without PyTorch: it counts to `steps` in a file, goes on from there, and leaves a record whose number depends on every step.
+LIGHT = {
+    "parameters": "profile = 'smoke'\nseed = 0\nsteps = 40\ntrouble = 'none'\nminutes = 0.0",
+    "gate": "from rvnnbook.lab.rerun import strict\nrun = strict(globals(), {'smoke': {}, 'cpu': {}}, seed=range(99), steps=range(1, 999),"
+            " trouble={'none', 'raise', 'die', 'later', 'stop', 'refuse'}, minutes=(0, 99))",
+    "run": """
+import json, os, signal, sys, time
+from datetime import datetime, timezone
+from rvnnbook.lab.rerun import run_folder
+from rvnnbook.lab.runs import append, signature
+folder = run_folder("light", run, ("minutes",))
+if folder:
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "starts", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+class Ends(Exception):
+    def __init__(self, status):
+        self.status = status
+state = [0, run.seed]
+if folder and (folder / "state").exists():
+    state = json.loads((folder / "state").read_text())
+while state[0] < run.steps:
+    state = [state[0] + 1, (state[1] * 48271 + state[0]) % 2147483647]
+    if folder:
+        (folder / "part").write_text(json.dumps(state))
+        os.replace(folder / "part", folder / "state")
+    time.sleep(0.01)
+    if state[0] == 5 and run.trouble != "none":
+        starts = len((folder / "starts").read_text().split())
+        if run.trouble in ("raise", "die", "refuse"): (folder / "state").unlink()
+        if run.trouble == "raise": 1 / 0
+        if run.trouble == "die": os.kill(os.getpid(), 9)
+        if run.trouble == "later" and starts < 3: (folder / "state").unlink(); 1 / 0
+        if run.trouble == "stop": raise Ends(75)
+        if run.trouble == "refuse": raise Ends(2)
+record = {"experiment": "light", "profile": run.profile, "seed": run.seed,
+          "parameters": {"steps": run.steps, "trouble": run.trouble}, "version": "0.1.0", "legs": [], "commit": None, "dirty": None,
+          "modules": {}, "device": "none", "threads": 1, "libraries": {"python": "3", "torch": "none"}, "wall_s": 0.0,
+          "peak_memory_mb": 0.0, "metrics": {"count": {"value": state[1], "count": 1}}, "rule": "last", "finished": True, "trace": None,
+          "recorded": datetime.now(timezone.utc).isoformat(timespec="microseconds")}
+if folder:
+    append({"id": signature(record), **record})
+"""}
+
+
+def cell(source, *tags):
+    return {"cell_type": "code", "metadata": {"tags": list(tags)}, "source": source}
+
+
+NOTEBOOK = {"cells": [cell(LIGHT["parameters"], "parameters"), cell(LIGHT["gate"]), cell(LIGHT["run"], "run")]}
+
+
+@pytest.fixture
+def clone(tmp_path):
+    return make_clone(tmp_path / "clone")
+
+
+def make_clone(folder):
+    (folder / "nbs" / "experiments").mkdir(parents=True)
+    (folder / "_toc.yml").write_text("")
+    (folder / "nbs" / "experiments" / "light.ipynb").write_text(json.dumps(NOTEBOOK))
+    return folder
+
+
+def write(clone, name="some", **asked):
+    asked = {"experiment": "nbs/experiments/light.ipynb", "profile": "cpu", "notebook": False, "workers": 2, "backoff": 0.05, **asked}
+    (clone / f"{name}.json").write_text(json.dumps(asked))
+    return f"{name}.json"
+
+
+def start(clone, *words, **environment):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RVNNBOOK_")}
+    return subprocess.Popen([sys.executable, "-m", "rvnnbook", "sweep", *map(str, words)], cwd=clone, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment})
+
+
+def sweep(clone, *words, **environment):
+    process = start(clone, *words, **environment)
+    out, said = process.communicate(timeout=200)
+    return process.returncode, out, said
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def results(clone):
+    "Metrics by identity; an error if a run has two records."
+    found = {}
+    for record in read("light", clone / "nbs" / "results"):
+        key = identity("light", record["parameters"], record["seed"])
+        assert key not in found, "a run was made twice"
+        found[key] = record["metrics"]
+    return found
+
+
+def value(seed, steps=40):
+    for step in range(steps):
+        seed = (seed * 48271 + step) % 2147483647
+    return seed
+
+
+def steps_done(clone):
+    total = 0
+    for path in clone.glob("runs/light-*/state"):
+        total += json.loads(path.read_text())[0]
+    return total
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+    return found
+
+
+# Files
+
+@pytest.mark.parametrize("asked, said", [
+    ({"grd": {}}, "unknown setting 'grd'. Did you mean 'grid'?"),
+    ({"grid": {"seed": []}}, "grid is {'seed': []}; it takes a table of lists that are not empty"),
+    ({"zip": {"seed": [1], "steps": [1, 2]}}, "all of one length"),
+    ({"workers": "many"}, "workers is 'many'"), ({"workers": True}, "workers is True"), ({"retries": 0}, "retries is 0"),
+    ({"backoff": -1}, "backoff is -1"), ({"limit": "1h"}, "limit is '1h'"), ({"notebook": 1}, "notebook is 1"),
+    ({"grid": {"seed": [0, 100]}}, "run 2 (seed=100): seed = 100 is out of range"),
+    ({"grid": {"sede": [0]}}, "Did you mean 'seed'?"),
+    ({"grid": {"seed": ["0"]}}, "seed = '0' is of type str"),
+    ({"list": [{"seed": 1}, {"steps": 40, "seed": 1}]}, "is the same as run 1"),
+    ({"list": [{"seed": 1}, {"minutes": 5, "seed": 1}]}, "is the same as run 1"),
+    ({"grid": {"seed": [1]}, "parameters": {"seed": 2}}, "'seed' is given in two places"),
+    ({"profile": "cpu", "grid": {"profile": ["smoke"]}}, "'profile' is given in two places"),
+    ({"experiment": "nbs/none.ipynb"}, "there is no notebook nbs/none.ipynb"),
+])
+def test_a_sweep_that_cannot_be_meant_is_refused_before_anything_starts(clone, monkeypatch, asked, said):
+    monkeypatch.chdir(clone)
+    write(clone, **asked)
+    before = files(clone)
+    with pytest.raises(SweepError) as error:
+        make_plan("some.json")
+    assert said in str(error.value) and "\n" not in str(error.value) and str(error.value).startswith("some.json: ")
+    assert files(clone) == before
+
+
+@pytest.mark.parametrize("text, said", [
+    ("a: 1\na: 2", "'a' stands twice"), ("a: [1", "no YAML"), ("a: {b: 1, b: 2}", "'b' stands twice"), ("", "a sweep file is a table"),
+    ("a: &x [*x]", "no YAML"), ("? [1]\n: 2", "no YAML"), ("a: 1\n\tb: 2", "no YAML")])
+def test_broken_yaml_is_an_error_in_one_line(text, said):
+    with pytest.raises(SweepError, match=said) as error:
+        check_settings(read_sweep_text(text))
+    assert "\n" not in str(error.value)
+
+
+def test_yaml_guesses_no_types():
+    text = "a: 1e-3\nb: 5:15\nc: 'no'\nd: no\ne: true\nf: None\ng: '1'\nh: 0x10\ni:\nj: 2026-01-01\nk: [1, a]"
+    assert read_sweep_text(text) == {"a": 0.001, "b": "5:15", "c": "no", "d": "no", "e": True, "f": None, "g": "1", "h": 16, "i": None,
+                                     "j": "2026-01-01", "k": [1, "a"]}
+
+
+def test_a_machine_without_yaml_is_told_what_to_do(clone):
+    (clone / "a.yml").write_text("experiment: nbs/experiments/light.ipynb")
+    code = "import sys; sys.modules['yaml'] = None; from rvnnbook.cli import main; sys.exit(main(sys.argv[1:]))"
+    def ask(name):
+        return subprocess.run([sys.executable, "-c", code, "sweep", name, "--dry-run"], cwd=clone, capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = ask("a.yml")
+    assert done.returncode == 1 and "write the sweep as JSON" in done.stderr and done.stderr.count("\n") == 1
+    assert ask(write(clone, profile="smoke")).returncode == 0
+
+
+names = st.sampled_from(["a", "b", "c", "d", "e"])
+lists = st.dictionaries(names, st.lists(st.integers(), min_size=1, max_size=3), max_size=2)
+
+
+@given(lists, st.lists(st.dictionaries(names, st.integers(), max_size=2), max_size=3), lists)
+def test_rows_are_the_product_or_refused(grid, listed, zipped):
+    zipped = {name: values[:1] * 2 for name, values in zipped.items()}
+    try:
+        found = rows(check_settings({"experiment": "x", "grid": grid, "list": listed, "zip": zipped}))
+    except SweepError:
+        assert any(set(one) & set(other) for one, other in itertools.combinations([grid, zipped], 2)) or any(
+            set(row) & (set(grid) | set(zipped)) for row in listed)
+        return
+    expected = max(1, len(listed)) * (2 if zipped else 1)
+    for values in grid.values():
+        expected *= len(values)
+    assert len(found) == expected
+    assert all(set(row) >= set(grid) | set(zipped) for row in found)
+
+
+@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()))
+def test_a_value_arrives_as_it_was_asked_for(value):
+    plan = type("plan", (), {"experiment": "x", "settings": {"notebook": True}})
+    got = parse_value(command_of(plan, Task("", "", {"name": value}, frozenset()))[-1].removeprefix("name="))
+    assert got == value and type(got) is type(value)
+
+
+def test_records_of_this_book_are_recognised():
+    "What the gate makes of a record's parameters has the identity of the record, for the newest of each experiment."
+    seen = 0
+    for path in sorted((ROOT / "nbs" / "results").glob("*.jsonl")):
+        notebook = ROOT / "nbs" / "experiments" / path.name.replace(".jsonl", ".ipynb")
+        if not notebook.exists() or path.stem.startswith(("bench", "faults")):
+            continue                                  # those are also made by other commands
+        record = latest(read(path.stem, path.parent))[-1]
+        known = vars(check_parameters(open_notebook(notebook), {"profile": record["profile"]}))
+        given = {name: value for name, value in record["parameters"].items() if name in known}
+        task, = check_tasks(open_notebook(notebook), path.stem, [{**given, "profile": record["profile"], "seed": record["seed"]}])
+        assert set(known) - {"profile", "seed"} - set(SITTING) <= set(record["parameters"]), path
+        assert task.key in recorded(path.stem, task.names, path.parent) or not record["finished"]
+        seen += 1
+    assert seen >= 4
+
+
+# The journal
+
+events = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 1, 2, 75, -9, 3])), max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(events, st.data())
+def test_a_damaged_journal_never_makes_a_run_finished(tmp_path_factory, story, data):
+    journal = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    tasks = [Task(key, key, {}, frozenset()) for key in "abc"]
+    for key, code in story:
+        note(journal, key=key, event="ended", code=code, seconds=1.0, said="")
+    finished = {key for key, code in story if code == 0}
+    if story:
+        content = bytearray(journal.read_bytes())
+        place = data.draw(st.integers(0, len(content) - 1))
+        if data.draw(st.booleans()):
+            content = content[:place]
+        else:
+            content[place] ^= 1 << data.draw(st.integers(0, 7))
+        journal.write_bytes(content)
+    found = states(tasks, read_journal(journal)[0], set(), 3)
+    assert {key for key, state in found.items() if state.word == "finished"} <= finished
+    note(journal, key="a", event="ended", code=0, seconds=1.0, said="")       # and it can be gone on with
+    assert states(tasks, read_journal(journal)[0], set(), 3)["a"].word == "finished"
+
+
+def test_a_dead_worker_is_a_failure():
+    from concurrent.futures import Future
+    future = Future()
+    future.set_exception(OSError("No space left\non device"))
+    assert outcome(future) == {"code": 1, "seconds": 0.0, "said": "OSError: No space left on device"}
+
+
+# Real runs
+
+def test_a_sweep_tries_again_isolates_and_goes_on(clone):
+    file = write(clone, list=[{"seed": 0}, {"seed": 1}] + [{"trouble": word} for word in ("raise", "die", "later", "refuse", "stop")])
+    code, out, said = sweep(clone, file, "--dry-run")
+    assert code == 0 and out.endswith("7 to do\n") and "runs" not in os.listdir(clone)
+    code, out, said = sweep(clone, file)
+    assert code == 75 and said.startswith("rvnnbook: stopped") and said.count("\n") == 1, said
+    lines = {line.split("  ")[0].strip(): line for line in out.splitlines()}
+    assert "ZeroDivisionError: division by zero" in lines["trouble=raise"] and "SIGKILL" in lines["trouble=die"]
+    assert all("  isolated  " in lines[f"trouble={word}"] for word in ("raise", "die"))
+    assert "refused" in lines["trouble=refuse"] and "finished" in lines["trouble=later"] and "stopped" in lines["trouble=stop"]
+    tried = [event["key"] for event in read_journal(clone / "runs/sweeps/some/journal.jsonl")[0] if event["event"] == "began"]
+    assert sorted(tried.count(key) for key in set(tried)) == [1, 1, 1, 1, 3, 3, 3]
+    assert len(results(clone)) == 3 and {"value": value(1), "count": 1} in [found["count"] for found in results(clone).values()]
+    code, out, _ = sweep(clone, file)                    # what was stopped goes on; nothing else is touched
+    more = [event["key"] for event in read_journal(clone / "runs/sweeps/some/journal.jsonl")[0] if event["event"] == "began"]
+    assert code == 1 and len(more) == len(tried) + 1 and len(results(clone)) == 4
+    code, out, _ = sweep(clone, file, "--again")         # forgiven, and as broken as before
+    final = [event["key"] for event in read_journal(clone / "runs/sweeps/some/journal.jsonl")[0] if event["event"] == "began"]
+    assert code == 1 and [final[len(more):].count(key) for key in sorted(set(final[len(more):]))] in ([1, 3, 3], [3, 1, 3], [3, 3, 1])
+    assert len(results(clone)) == 4
+
+
+def test_killed_at_any_moment_nothing_is_lost_or_doubled(clone):
+    "The sweep dies, sometimes with its runs, sometimes alone; what is left over finishes under its lock."
+    generator = random.Random(0)
+    file = write(clone, grid={"seed": [0, 1, 2, 3]})
+    marks = sorted(generator.uniform(0, 155) for _ in range(6))
+    for number, mark in enumerate(marks):
+        process = start(clone, file)
+        until(lambda: process.poll() is not None or steps_done(clone) >= mark)
+        time.sleep(generator.uniform(0, 0.05))
+        process.kill()
+        process.communicate()
+        if number % 2:
+            for lock in clone.glob("runs/sweeps/some/locks/*.lock"):
+                held = try_lock(lock)
+                if held is None:
+                    os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
+                else:
+                    os.close(held)
+    code, out, said = sweep(clone, file)
+    assert code == 0 and out.endswith("all runs are finished\n"), (out, said)
+    assert sorted(found["count"]["value"] for found in results(clone).values()) == sorted(value(seed) for seed in range(4))
+    before = files(clone)
+    assert sweep(clone, file)[0] == 0 and files(clone) == before      # finished: nothing is begun
+
+
+def test_two_sweeps_stop_and_a_limit(clone):
+    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300})
+    process = start(clone, file)
+    until(lambda: steps_done(clone) > 20)
+    code, _, said = sweep(clone, file)
+    assert code == 2 and f"process {process.pid} is at this sweep already" in said and said.count("\n") == 1
+    assert "begun" in sweep(clone, file, "--status")[1]
+    code, out, _ = sweep(clone, file, "--stop")
+    assert code == 0 and f"process {process.pid} was asked to stop" in out
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and said == "rvnnbook: stopped; the same command goes on\n" and results(clone) == {}
+    assert "nobody is at this sweep; 0 left-over" in sweep(clone, file, "--stop")[1]
+    made = steps_done(clone)
+    code, out, said = sweep(clone, write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300}, limit=2))
+    assert code == 75 and made <= steps_done(clone) < 600 and "stopped" in out, (out, said)
+
+
+def test_a_sweep_that_is_gone_leaves_runs_that_can_be_stopped_or_waited_for(clone):
+    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300}, workers=2)
+    process = start(clone, file)
+    until(lambda: steps_done(clone) > 20)
+    process.kill()
+    process.communicate()
+    assert "nobody is at this sweep; 2 left-over runs were asked to stop" in sweep(clone, file, "--stop")[1]
+    until(lambda: "0 left-over" in sweep(clone, file, "--stop")[1])
+    made = steps_done(clone)
+    assert made < 600 and results(clone) == {}
+    assert sweep(clone, file)[0] == 0 and len(results(clone)) == 2
+
+
+def test_a_clock_that_jumps_changes_nothing(clone, tmp_path):
+    "Lines of the journal from next century, and a clock that goes a day forward or back at every look."
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock" / "sitecustomize.py").write_text(
+        "import random, time\nreal = time.time\ntime.time = lambda: real() + random.choice((-86400, 86400, 10**9))\n")
+    file = write(clone, list=[{"seed": 0}, {"seed": 1, "trouble": "later"}])
+    journal = clone / "runs" / "sweeps" / "some" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    note(journal, at="2999-01-01T00:00:00+00:00", key="none", event="began")
+    began = time.monotonic()
+    code, out, said = sweep(clone, file, PYTHONPATH=f"{tmp_path / 'clock'}:{ROOT}")
+    assert code == 0 and time.monotonic() - began < 60, said
+    assert len(results(clone)) == 2 and read_journal(journal)[0][0]["at"].startswith("2999")
+
+
+def test_smoke_stays_below_build_and_progress_off_a_terminal_is_silent(clone):
+    file = write(clone, profile="smoke", grid={"seed": [0, 1]})
+    before = files(clone)
+    code, out, said = sweep(clone, file)
+    assert code == 0 and said == ""
+    assert all(name.startswith("build/") for name in set(files(clone)) - set(before))
+    write(clone, profile=None, grid={"seed": [0, 1]})                  # the notebook says smoke where the file says nothing
+    code, out, _ = sweep(clone, file)
+    assert code == 0 and len(read_journal(clone / "build/sweeps/some/journal.jsonl")[0]) == 4
+    assert all(name.startswith("build/") for name in set(files(clone)) - set(before))
+
+
+def test_progress_on_a_terminal_is_one_line(clone):
+    import pty
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "rvnnbook", "sweep", write(clone, grid={"seed": [0, 1]}, workers=1)], cwd=clone,
+                               stdout=subprocess.PIPE, stderr=slave, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            shown += (piece := os.read(master, 4096))
+        except OSError:
+            break
+        if not piece:
+            break
+    assert process.wait() == 0
+    lines = shown.decode().replace("\x1b[K", "").split("\r")
+    assert any("1 of 2 finished, 1 at work, about " in line for line in lines) and shown.count(b"\n") == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed. Remedy: pip install 'rvnnbook[ray]'")
+def test_ray_loses_a_worker_and_no_run(clone, monkeypatch):
+    import ray
+    from rvnnbook.lab.sweep import sweep as make
+    monkeypatch.chdir(clone)
+    for name in ("RVNNBOOK_RUNS", "RVNNBOOK_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    plan = make_plan(write(clone, grid={"seed": [0, 1, 2]}, parameters={"steps": 200}))
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env={"working_dir": None})
+    try:
+        workers = set()
+        def show(line):
+            if workers or steps_done(clone) < 20:
+                return
+            for lock in clone.glob("runs/sweeps/some/locks/*.lock"):
+                run = int(lock.read_text().split()[0])
+                parent = int(Path(f"/proc/{run}/stat").read_text().rpartition(")")[2].split()[1])
+                workers.add(parent)
+            os.kill(min(workers), signal.SIGKILL)
+        found = make(plan, engine="ray", show=show)
+    finally:
+        ray.shutdown()
+    assert workers and [state.word for state in found.values()] == ["finished"] * 3
+    ends = [event["code"] for event in read_journal(plan.folder / "journal.jsonl")[0] if event["event"] == "ended"]
+    assert ends.count(0) == 3 and ends.count(1) == 1          # the worker that died, and no other
+    assert sorted(found["count"]["value"] for found in results(clone).values()) == sorted(value(seed, 200) for seed in range(3))
