@@ -16,10 +16,7 @@ from rvnnbook.lab.rerun import (ParameterError, check_parameters, check_value, e
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
-EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "faults", "gold_trees", "listops", "logic", "music", "nested"]
-EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "gold_trees", "listops", "logic", "music", "nested", "sequences"]
-EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "gold_trees", "listops", "logic", "music", "nested", "sentiment"]
-EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "design_space", "gold_trees", "listops", "logic", "music", "nested"]
+EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "design_space", "faults", "gold_trees", "listops", "logic", "music", "nested", "sentiment", "sequences"]
 COMMAND = Path(sys.executable).with_name("rvnnbook")
 
 
