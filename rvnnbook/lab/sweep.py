@@ -382,6 +382,8 @@ def watch(
             child.terminate()
         elif asked is not None and now - asked > order.patience:
             child.kill()
+    if asked is not None and code == -signal.SIGTERM:     # it had not yet learned to listen
+        code = STOPPED
     lines = log.read_bytes()[-2000:].decode(errors="replace").split("\n")
     said = next((line.strip() for line in reversed(lines) if line.strip()), "")
     said = said.removeprefix("rvnnbook: ")[-300:]
