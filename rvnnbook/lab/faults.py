@@ -158,7 +158,7 @@ def under_fire(
             time.sleep(0.002)
         time.sleep(generator.uniform(0, 0.15))
         if process.poll() is None:
-            alone = len(blows) % 2 == 0
+            alone = len(blows) % 2 == 1
             process.kill()
             if not alone:
                 kill_runs(clone)
