@@ -700,6 +700,19 @@ def test_a_file_is_known_by_what_it_holds(tmp_path, data):
         assert set(recognise(paths, entry.files).values()) == {folder / "a.txt.xz", folder / "deep" / "b"}
 
 
+def test_a_packed_file_that_no_longer_opens_is_told(data):
+    body = BODY[:5000]
+    entry = Dataset("toy", "", (), "", "", (File("toy/one.xz", len(body), sha(body), None),))
+    packed = data / "toy" / "one.xz"
+    packed.parent.mkdir(parents=True)
+    packed.write_bytes(lzma.compress(body))
+    assert verify(entry) == []
+    for damaged in (packed.read_bytes()[:2000], b"no archive", b""):
+        packed.write_bytes(damaged)
+        line, = verify(entry)
+        assert str(packed) in line
+
+
 def test_files_of_unknown_checksums(tmp_path, data):
     entry = find("lra")
     folder = tmp_path / "release"

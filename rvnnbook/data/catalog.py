@@ -542,9 +542,11 @@ def verify(
         if file not in here:
             wrong.append(f"{path}: missing")
         elif not is_sound(file):
-            with contextlib.suppress(CatalogError):
+            try:
                 wrong.append(f"{path}: expected the checksum {file.checksum}, "
                              f"got {checksum(path, len(file.checksum))}")
+            except CatalogError as error:              # it cannot even be unpacked
+                wrong.append(str(error))
     return wrong
 
 # %% ../../nbs/catalog.ipynb #3e65761e
