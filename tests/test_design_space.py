@@ -98,7 +98,7 @@ def test_a_smoke_run(tmp_path, model, task):
         assert len(layers) == (2 if model in ("NDR-halt", "NDR-ACT") else 0) and all(1 <= n <= 6 for n in layers)
     if len(counts) == 2:                         # the layers really are others: the same weights, another surprise
         assert len({scores["surprise"] for scores in metrics.values()}) == 4
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".log"] == []
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".log"]
 
 
 def test_an_unknown_model_is_refused_in_one_line(tmp_path):
