@@ -1,4 +1,6 @@
 "What several test files draw and compare."
+import os
+
 import torch
 from torch.testing import assert_close
 
@@ -40,3 +42,14 @@ def slopes(found, inputs, seed=0):
     "Gradients of the product with fixed numbers."
     push = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
     return torch.autograd.grad((found * push).sum(), inputs, materialize_grads=True)
+
+
+def without(folder, *names):
+    "A PYTHONPATH under which these cannot be imported, in any process."
+    for name in names:
+        (folder / "hidden").mkdir(exist_ok=True)
+        (folder / "hidden" / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r}, name={name!r})")
+    return os.pathsep.join([str(folder / "hidden"), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+JUPYTER = "papermill", "nbclient", "ipykernel", "IPython", "matplotlib", "ipywidgets"

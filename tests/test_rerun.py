@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rvnnbook.lab.rerun import (ParameterError, check_parameters, check_value, execute, parse_value,
                                 run_path, strict, strip_directives)
+from tests.helpers import JUPYTER, without
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
@@ -102,17 +103,6 @@ def test_python_dash_m_and_a_run_folder_of_ones_own(small, tmp_path):
     assert done.returncode == 0, done.stderr
     target, = (tmp_path / "elsewhere").glob("small-cpu-*.ipynb")
     assert "n is 3" in target.read_text()
-
-
-def without(folder, *names):
-    "A PYTHONPATH under which these cannot be imported, in any process."
-    for name in names:
-        (folder / "hidden").mkdir(exist_ok=True)
-        (folder / "hidden" / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r}, name={name!r})")
-    return os.pathsep.join([str(folder / "hidden"), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-JUPYTER = "papermill", "nbclient", "ipykernel", "IPython", "matplotlib", "ipywidgets"
 
 
 def test_the_tagged_cells_are_a_script(small, tmp_path, tmp_path_factory):
