@@ -288,7 +288,7 @@ UNKNOWN: str = "<unk>"
 
 
 def sides_of(
-    example: Sentence | Tree | Pair | Translation,
+    example: Sentence | Tree | Pair | Translation,  # of any kind
 ) -> tuple[tuple[str, ...], ...]:        # one sequence of tokens, or two
     "The sequences of tokens in an example."
     if isinstance(example, (Sentence, Tree)):

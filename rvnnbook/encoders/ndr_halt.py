@@ -189,7 +189,7 @@ def check_halt(
 
 # %% ../../nbs/ndr_halt.ipynb #5d5db3f1
 def route_and_halt(
-    encoder: HaltingNDR,
+    encoder: HaltingNDR,                         # gives the layers, and says when to stop
     x: Tensor,                                   # token vectors, (B, N, D)
     mask: Tensor,                                # (B, N) bool, True = token, tokens first
     generator: torch.Generator | None = None,    # draws who sits out, in training
@@ -220,7 +220,7 @@ def route_and_halt(
 
 # %% ../../nbs/ndr_halt.ipynb #78551c2d
 def layer_of(
-    encoder: HaltingNDR,
+    encoder: HaltingNDR,                         # gives the layers, and says when to stop
     there: Tensor,                               # True = token, START or END, (B, N) bool
     generator: torch.Generator | None = None,    # draws who sits out, in training
 ) -> Callable:                                   # a step for `until_taken` and `until_sure`

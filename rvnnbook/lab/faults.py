@@ -122,7 +122,7 @@ def start_sweep(
         env={**here, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment})
 
 def steps_made(
-    clone: Path,
+    clone: Path,             # made by `make_clone`
 ) -> int:                    # of all runs together
     "How far the trainings of a clone have come, by their newest checkpoints."
     found = {}
@@ -132,7 +132,7 @@ def steps_made(
 
 # %% ../../nbs/faults.ipynb #6d70e087
 def kill_runs(
-    clone: Path,
+    clone: Path,             # made by `make_clone`
 ):
     "Kill every run that holds a lock of the sweep."
     for path in Path(clone).glob("runs/sweeps/*/locks/*.lock"):
@@ -144,7 +144,7 @@ def kill_runs(
                 os.kill(process, signal.SIGKILL)
 
 def under_fire(
-    clone: Path,
+    clone: Path,                 # made by `make_clone`
     marks: Iterable[float],      # steps made in all when the blows fall, increasing
     generator: random.Random,    # of how long after
 ) -> list[dict]:                 # a row for each blow: steps made, whether the sweep died alone
@@ -171,7 +171,7 @@ def under_fire(
 
 # %% ../../nbs/faults.ipynb #9d5aa92d
 def scores(
-    clone: Path,
+    clone: Path,             # made by `make_clone`
 ) -> dict[str, list]:        # metrics of every record, by the identity of its run
     "What the runs of a clone came to."
     found = {}
@@ -194,7 +194,7 @@ def compare(
 # %% ../../nbs/faults.ipynb #bcbbc683
 def damage(
     path: Path,                  # a file that is not empty
-    generator: random.Random,
+    generator: random.Random,    # of chance
 ) -> str:                        # what was done, in words
     "Cut a file short or flip one of its bits."
     content = bytearray(path.read_bytes())
@@ -213,7 +213,7 @@ def injure(
     look: Callable,              # look(): reads them, and returns what it has read
     refusals: tuple,             # errors that are clear, if they name something in the folder
     times: int,                  # how often
-    generator: random.Random,
+    generator: random.Random,    # of chance
 ) -> tuple[Counter, list]:       # how often each happened; in words, what went wrong
     "Damage one file at a time, look, and put it back."
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
@@ -345,7 +345,7 @@ def is_told(
 
 # %% ../../nbs/faults.ipynb #148198af
 def full_disk(
-    clone: Path,
+    clone: Path,                     # made by `make_clone`
 ) -> bool:                           # whether it was told
     "Run the sweep of a clone where there is hardly any room."
     patient = json.loads((clone / "sweep.json").read_text())
@@ -358,7 +358,7 @@ def full_disk(
     return told
 
 def read_only(
-    clone: Path,
+    clone: Path,                     # made by `make_clone`
 ) -> bool:                           # whether it was told
     "Run the sweep of a clone where its folder may not be written to."
     runs = clone / "runs"
@@ -371,7 +371,7 @@ def read_only(
 
 # %% ../../nbs/faults.ipynb #d05e234b
 def two_at_once(
-    clone: Path,
+    clone: Path,                     # made by `make_clone`
 ) -> bool:                           # whether one of them was told
     "Begin the sweep of a clone twice in the same moment."
     both = [start_sweep(clone), start_sweep(clone)]
@@ -381,7 +381,7 @@ def two_at_once(
     return told == [(0, False), (2, True)]
 
 def jumping_clock(
-    clone: Path,
+    clone: Path,                     # made by `make_clone`
 ) -> bool:                           # whether it went on as if nothing were the matter
     "Run the sweep of a clone by a clock that goes a day forward or back whenever it is asked."
     from rvnnbook.lab.sweep import note

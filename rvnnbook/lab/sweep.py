@@ -334,7 +334,7 @@ class Order(NamedTuple):
 HELD = "is at this run already"      # says a run that somebody else has begun by hand
 
 def attempt(
-    order: Order,
+    order: Order,            # what to start, and how
 ) -> dict:                   # "code": exit status, "seconds", "said": last words
     "Make one run, unless it is recorded; where one is left over from before, wait for it."
     stop, begun = order.folder / "stop", time.monotonic()
@@ -359,7 +359,7 @@ def attempt(
 
 # %% ../../nbs/sweep.ipynb #77135789
 def watch(
-    order: Order,
+    order: Order,            # what to start, and how
     lock: int,               # of this run
     stop: Path,              # a file; if it is there, the sweep is to stop
 ) -> tuple[int, str]:        # exit status (minus the signal if it died of one), last words
@@ -393,8 +393,8 @@ def watch(
 
 # %% ../../nbs/sweep.ipynb #4a188efc
 def command_of(
-    plan: Plan,
-    task: Task,
+    plan: Plan,              # of the sweep
+    task: Task,              # one of its runs
 ) -> list[str]:              # words of a command
     "The `rvnnbook run` that makes one run of a sweep."
     def word(value):
@@ -412,7 +412,7 @@ class Work:
     "The runs of a sweep that are under way or still to come."
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan,                          # of the sweep
         submit: Callable[[Task], Future],    # begins a run, and promises what `attempt` returns
         workers: int,                        # runs at once
     ):
@@ -446,7 +446,7 @@ class Work:
 
 # %% ../../nbs/sweep.ipynb #d725be78
 def look(
-    plan: Plan,
+    plan: Plan,              # of the sweep
 ) -> dict[str, State]:       # by key
     "What has become of every run of a plan, now."
     events, _ = read_journal(plan.folder / "journal.jsonl")
@@ -467,7 +467,7 @@ def outcome(
         return {"code": 1, "seconds": 0.0, "said": said}
 
 def drive(
-    work: Work,
+    work: Work,                                         # what is done and what is left
     stopping: Callable[[], bool],            # whether somebody wants it to end
     show: Callable[[str], None] = lambda line: None,    # is told how far it has come
 ):
@@ -483,7 +483,7 @@ def drive(
 
 # %% ../../nbs/sweep.ipynb #08d0ad00
 def progress(
-    work: Work,
+    work: Work,              # what is done and what is left
 ) -> str:                    # one line
     "How many runs are in which state, and about how long the rest will take."
     words = [state.word for state in work.states.values()]
@@ -525,7 +525,7 @@ def slots(
 
 @contextmanager
 def local_pool(
-    plan: Plan,
+    plan: Plan,                              # of the sweep
     make: Callable[[Task], Order],           # what to do for a run
 ):                                           # how runs are begun, and how many at once
     "Workers on this machine."
@@ -544,7 +544,7 @@ def local_pool(
 # %% ../../nbs/sweep.ipynb #e93f6bed
 @contextmanager
 def ray_pool(
-    plan: Plan,
+    plan: Plan,                              # of the sweep
     make: Callable[[Task], Order],           # what to do for a run
     address: str | None = None,              # of a cluster; "auto": the one of this machine
 ):                                           # how runs are begun, and how many at once
@@ -567,7 +567,7 @@ def ray_pool(
 # %% ../../nbs/sweep.ipynb #00b09be6
 @contextmanager
 def only_one(
-    plan: Plan,
+    plan: Plan,              # of the sweep
 ):
     "Hold the sweep's folder, or say who does."
     path = plan.folder / "lock"
@@ -585,7 +585,7 @@ def only_one(
 
 @contextmanager
 def noted_signals(
-    plan: Plan,
+    plan: Plan,                              # of the sweep
 ):                                           # a list, not empty once a signal came
     "Note Ctrl-C and the polite signal, and let the runs know; a second one ends at once."
     came = []
@@ -617,7 +617,7 @@ def ask_runs_to_stop(
     return asked
 
 def stop_sweep(
-    plan: Plan,
+    plan: Plan,              # of the sweep
 ) -> str:                    # what was done about it
     "Ask a sweep to end, or what is left of one."
     path = plan.folder / "lock"
@@ -632,7 +632,7 @@ def stop_sweep(
 
 # %% ../../nbs/sweep.ipynb #8426e623
 def sweep(
-    plan: Plan,
+    plan: Plan,                      # of the sweep
     engine: str = "local",           # or ray
     address: str | None = None,      # of a Ray cluster
     again: bool = False,             # forgive the failures so far
@@ -659,7 +659,7 @@ def sweep(
 
 # %% ../../nbs/sweep.ipynb #3efb2134
 def report(
-    plan: Plan,
+    plan: Plan,                              # of the sweep
     found: dict[str, State] | None = None,   # as `look` gives it; now if not given
 ) -> str:                                    # a line for each run, and a sum
     "What has become of a sweep, for people."
@@ -679,7 +679,11 @@ def report(
 # %% ../../nbs/sweep.ipynb #95299368
 class Unfinished(RuntimeError):
     "A sweep that ended before all its runs had; `status` is the exit status that says why."
-    def __init__(self, message, status):
+    def __init__(
+        self,
+        message: str,        # for people
+        status: int,         # exit status, not 0
+    ):
         super().__init__(message)
         self.status = status
 
