@@ -309,7 +309,8 @@ def headline(
 ) -> str:
     "Which table, and how many of its rows came to what."
     told = ", ".join(f"{count} {word}" for word, count in shown.counts().items() if count)
-    return f"{place(shown.table)}. {shown.table.title}: {told}"
+    title = shown.table.title.replace("<=", "≤")
+    return f"{place(shown.table)}. {title}: {told}"
 
 # %% ../../nbs/verdicts.ipynb #7bc76e92
 WORDS = {"accuracy_percent": "percent", "exact_match_percent": "percent",
