@@ -305,6 +305,13 @@ def test_a_run_does_not_wait_for_input_and_may_say_much():
     assert ending.status == 0 and shown == ["''", *map(str, range(20000)), MARK + "{", MARK, MARK + "[1]", "no newline"]
 
 
+def test_an_error_with_a_status_of_another_kind_is_a_plain_error():
+    ending = watched("class Missing(OSError):\n    status = code\nraise Missing('no such page')", {"code": 404}, Limits())
+    assert ending == (1, "Missing: no such page", None)
+    ending = watched("class Busy(OSError):\n    status = code\nraise Busy('later')", {"code": 75}, Limits())
+    assert ending == (75, "later", None)
+
+
 def test_a_terminal_that_knows_few_letters_does_not_end_a_run(job):
     process = begin(job, "--no-notebook", "-p", "what=größe", PYTHONIOENCODING="ascii")
     assert finish(process) == (0, "'doing gr\\xf6\\xdfe'\nrecorded\ndone\n", "")

@@ -31,7 +31,7 @@ FINISHED, RAISED, REFUSED, GAVE_UP, STOPPED = 0, 1, 2, 3, 75
 
 class Ending(NamedTuple):
     "What a run came to."
-    status: int                  # FINISHED, RAISED, GAVE_UP or STOPPED
+    status: int                  # FINISHED, RAISED, REFUSED, GAVE_UP or STOPPED
     said: str                    # why, in a line; empty if there is nothing to say
     missing: str | None = None   # a library that is not installed
 
@@ -121,7 +121,7 @@ def perform(
     except BaseException as error:
         if _here.stopping:
             return {"status": STOPPED, "kept": _here.trainings.get("went_on"), "said": "stopped"}
-        if hasattr(error, "status"):                   # it speaks for itself
+        if getattr(error, "status", None) in (RAISED, REFUSED, GAVE_UP, STOPPED):
             return {"status": error.status, "said": str(error), "whole": True}
         if isinstance(error, ModuleNotFoundError):
             return {"status": RAISED, "said": str(error), "missing": error.name}
