@@ -383,7 +383,7 @@ def two_at_once(
 def jumping_clock(
     clone: Path,                     # made by `make_clone`
 ) -> bool:                           # whether it went on as if nothing were the matter
-    "Run the sweep of a clone by a clock that goes a day forward or back whenever it is asked."
+    "Run the sweep of a clone with a `time.time` that is a day ahead or behind at every call."
     from rvnnbook.lab.sweep import note
     journal = clone / "runs" / "sweeps" / "sweep" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
