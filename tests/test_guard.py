@@ -267,7 +267,10 @@ def test_a_signal_in_the_first_moment_is_heard(job):
 def test_who_kills_the_guard_kills_the_run(plainly, job):
     process = begin(job, *["--no-notebook"] * plainly, "-p", "what=sleep")
     told(process, "asleep")
-    assert len(mine(job)) >= 3                           # the guard, who runs the cells, and whom these have started
+    deadline = time.monotonic() + 60
+    while len(mine(job)) < 3:                            # the guard, who runs the cells, and whom these have started;
+        assert time.monotonic() < deadline               # a process that has just begun is not seen at once
+        time.sleep(.01)
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL         # the fixture waits until nobody is left
 

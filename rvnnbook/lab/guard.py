@@ -336,6 +336,8 @@ def urge(
             watch.asked = SimpleNamespace(why=reason[0], later=reason[1], since=now,
                                           somebody=bool(signals))
             watch.write(f"asked to stop: {reason[0]}")
+            watch.looked = -math.inf           # who stops leaves orphans: see first who is there
+            look(watch)
             ask(watch.child, "stop")
     elif any(when > watch.asked.since + .5 for _, when in signals):
         watch.killed = "asked a second time"
