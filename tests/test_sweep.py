@@ -94,7 +94,8 @@ def write(clone, name="some", **asked):
 def start(clone, *words, **environment):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RVNNBOOK_")}
     return subprocess.Popen([sys.executable, "-m", "rvnnbook", "sweep", *map(str, words)], cwd=clone, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment})
+                            stderr=subprocess.PIPE, env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+                            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))      # as if not begun below `nohup`
 
 
 def sweep(clone, *words, **environment):
@@ -333,6 +334,16 @@ def test_two_sweeps_stop_and_a_limit(clone):
     made = steps_done(clone)
     code, out, said = sweep(clone, write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300}, limit=2))
     assert code == 75 and made <= steps_done(clone) < 600 and "stopped" in out, (out, said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_sweep_and_its_runs_save_themselves(clone, number):
+    process = start(clone, write(clone, grid={"seed": [0]}, parameters={"steps": 300}))
+    until(lambda: steps_done(clone) > 20)
+    process.send_signal(number)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and said == "rvnnbook: stopped; the same command goes on\n", (out, said)
+    assert 20 < steps_done(clone) < 300 and results(clone) == {}
 
 
 def test_a_sweep_that_is_gone_leaves_runs_that_can_be_stopped_or_waited_for(clone):

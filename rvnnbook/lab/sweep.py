@@ -587,14 +587,15 @@ def only_one(
 def noted_signals(
     plan: Plan,                              # of the sweep
 ):                                           # a list, not empty once a signal came
-    "Note Ctrl-C and the polite signal, and let the runs know; a second one ends at once."
+    "Note what asks for an end, and let the runs know; the same signal again ends at once."
     came = []
     def heard(number, frame):
         came.append(number)
         signal.signal(number, before[number])
         (plan.folder / "stop").touch()
     main = threading.current_thread() is threading.main_thread()
-    before = {n: signal.signal(n, heard) for n in (signal.SIGINT, signal.SIGTERM) if main}
+    before = {n: signal.signal(n, heard) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+              if main and signal.getsignal(n) != signal.SIG_IGN}       # as below `nohup`
     try:
         yield came
     finally:
