@@ -75,6 +75,9 @@ def test_chapters_have_the_arc_of_the_book():
             solutions = set(re.findall(r"solution-start\} (\S+)", text))
             assert solutions <= set(re.findall(r":label: (ex-\S+)", text)), page
             assert text.count("solution-start") == text.count("solution-end"), page
+            told = [after for cell in cells(ROOT / f"{page}.ipynb", "markdown")
+                    for after in re.findall(r"\{solution-end\}\n:::\s*(\S+)", cell) if not after.startswith((":::{", "#"))]
+            assert not told, f"{page}: what an exercise comes to stands outside its folded solution, at {told}"
 
 
 def test_lessons_are_not_asserted_away():
