@@ -107,6 +107,7 @@ DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
 
 def unpacked(
     path: Path,             # plain, .gz or .xz
+    name: str,              # of the collection it is of
 ) -> bytes:                 # what it holds
     "Read a file, packed or not."
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
@@ -114,7 +115,7 @@ def unpacked(
         with opener(path, "rb") as file:
             raw = file.read(MOST + 1)
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; `rvnnbook data get mnist` fetches the "
+        raise MissingFileError(f"{path}: no such file; `rvnnbook data get {name}` fetches the "
                                "published ones, and make_pictures makes pictures up") from None
     except DAMAGE as problem:
         raise ImageError(f"{path}: cannot be read ({problem})") from None
@@ -153,7 +154,7 @@ def read_idx(
     "Read pictures and labels of MNIST's format (LeCun et al. 1998)."
     found = []
     for place, (path, axes) in enumerate(((Path(images), 3), (Path(labels), 1))):
-        raw = unpacked(path)
+        raw = unpacked(path, "mnist")
         try:
             if checksums and hashlib.sha256(raw).hexdigest() != checksums[place]:
                 raise ImageError("its checksum is not that of the published file")
@@ -196,12 +197,12 @@ TEST: tuple[str, ...] = ("test_batch.bin",)
 
 
 def members(
-    raw: bytes,                      # an archive, .tar.gz
+    raw: bytes,                      # a tar archive
     names: Sequence[str],            # of files in its folder cifar-10-batches-bin
-) -> dict[str, bytes]:               # name -> content
+) -> dict[str, bytes]:               # name -> content, in the order of the names
     "Read members of an archive without unpacking it to the disk."
     found = {}
-    with tarfile.open(fileobj=BytesIO(raw), mode="r:gz") as archive:
+    with tarfile.open(fileobj=BytesIO(raw), mode="r:") as archive:
         for member in archive:
             folder, _, name = member.name.rpartition("/")
             if folder == "cifar-10-batches-bin" and name in names:
@@ -211,7 +212,7 @@ def members(
     for name in names:
         if name not in found:
             raise ImageError(f"expected cifar-10-batches-bin/{name} in it")
-    return found
+    return {name: found[name] for name in names}
 
 # %% ../../nbs/images.ipynb #1fe537fe
 def read_cifar(
@@ -219,23 +220,20 @@ def read_cifar(
     checksum: str | None = None,     # SHA-256 that it must have; None: any
 ) -> Pictures:
     "Read an archive of CIFAR-10 (Krizhevsky 2009)."
+    raw, parts = unpacked(Path(path), "cifar10"), ([], [])
     try:
-        raw, parts = Path(path).read_bytes(), ([], [])
-        if checksum and hashlib.sha256(raw).hexdigest() != checksum:
+        if checksum and hashlib.sha256(Path(path).read_bytes()).hexdigest() != checksum:
             raise ImageError("its checksum is not that of the published file")
         for name, batch in members(raw, TRAIN + TEST).items():
             try:
                 parts[name in TEST].extend(parse_cifar(batch))
             except ImageError as problem:
                 raise ImageError(f"{name}: {problem}") from None
-        return Pictures(*parts)
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; `rvnnbook data get cifar10` fetches "
-                               "it") from None
     except DAMAGE as problem:
         raise ImageError(f"{path}: cannot be read ({problem})") from None
     except ImageError as problem:
         raise ImageError(f"{path}: {problem}") from None
+    return Pictures(*parts)
 
 # %% ../../nbs/images.ipynb #2f3b5303
 COLLECTIONS: dict[str, tuple[int, int]] = {      # name -> pictures for training and for the test
