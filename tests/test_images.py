@@ -116,9 +116,9 @@ def test_catalog_installs_what_published_reads(shared, mnist, tmp_path, monkeypa
         published("mnist")
     assert main(["data", "add", "mnist", str(shared)]) == 0
     assert same(published("mnist").test[:50], mnist.test[:50])
-    labels = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
+    labels = tmp_path / "mnist" / "train-labels-idx1-ubyte"
     raw = labels.read_bytes()
-    for place in (0, 7, 8, len(raw) - 1):
+    for place in (0, len(raw) - 1):
         labels.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1:])
         assert refused(published, "mnist") == f"{labels}: its checksum is not that of the published file"
 
@@ -316,9 +316,9 @@ def test_sequences_that_cannot_be(pool, order, said):
 
 def test_made_pictures():
     assert [len(rows) for rows in GLYPHS] == [5] * 10 and len({glyph(digit).tobytes() for digit in range(10)}) == 10
-    made = make_pictures((2000, 10), side=9, seed=4)
+    made = make_pictures((500, 10), side=9, seed=4)
     counts = count_pixels(made.train)
-    assert sum(counts.labels) == 2000 and min(counts.labels) > 140
+    assert sum(counts.labels) == 500 and min(counts.labels) > 25
     places = set()
     for pixels, label in made.train:
         inked = pixels[..., 0] >= 160
@@ -355,8 +355,8 @@ def test_a_batch_is_what_a_classifier_trains_on():
 
 
 def test_reading_needs_numpy_and_no_more():
-    code = ("import sys\nfrom rvnnbook.data.images import *\nimport tempfile, os\n"
+    code = ("import sys\nfrom rvnnbook.data.images import *\n"
             "made = make_pictures((2, 1)); permutation(9, 0); parse_idx(pack_idx(made.train[0].pixels), 3)\n"
-            "heavy = {'torch', 'matplotlib', 'scipy', 'PIL', 'torchvision'} & set(sys.modules); sys.exit(', '.join(heavy))")
+            "heavy = {'torch', 'matplotlib', 'scipy', 'PIL', 'torchvision'} & set(sys.modules); sys.exit(', '.join(heavy) or 0)")
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
