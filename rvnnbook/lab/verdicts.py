@@ -85,6 +85,9 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
                   for part, task, sizes in (("sort", "sort", (5, 10)),
                                             ("tree", "traverse", (3, 4, 5, 8, 10)))
                   for size in sizes},
+    "parsing": {task: (f"published, {task}, test", {"task": task, "base": base})
+                for task, base in (("geo", "linear"), ("atis", "linear"), ("jobs", "linear"),
+                                   ("django", "lstm"))},
     "sentiment": {f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
     "ablation": {"listops": (r"held out, up to \d+ tokens", {})},
     "bench_efficiency": {column: (f"{a} to {b} tokens, {{encoders}}", {})
@@ -114,7 +117,7 @@ class Way:
 
     def command(self, column):
         "What makes the run of a column."
-        words = {**self.parameters, **self.split(column)[1], **self.asked}
+        words = {**self.split(column)[1], **self.parameters, **self.asked}
         return (f"rvnnbook run nbs/experiments/{self.experiment}.ipynb --profile cpu "
                 + " ".join(f"-p {shlex.quote(f'{name}={value}')}" for name, value in words.items()))
 
@@ -139,7 +142,7 @@ REASONS = {                # why a row has no way
     "unasked": "this book has the parts, and no experiment puts them together",
     "language": "pairs of sentences are left to a later edition",
     "images": "images as sequences of pixels are left to a later edition",
-    "decoders": "parsers, programs and translations are left to a later edition",
+    "translation": "translations are left to a later edition",
     "lra": "the data of the Long Range Arena have to be fetched, and no experiment takes them yet",
     "settings": "these are settings, not results"}
 
@@ -164,6 +167,17 @@ def _to_sequences(row):
                 "BiLSTM": {"encoder": "bilstm", "layers": 1},
                 "Stacked BiLSTM": {"encoder": "bilstm", "layers": 2}}
     return Way("sequences", settings[row]) if row in settings else "baseline"
+
+def _to_parsing(row):
+    settings = {"TranX (their run)": {"decoder": "lstm", "base": "linear"},
+                "TranX + Self-IRU": {"decoder": "self_iru", "depth": 1}}
+    return (Way("parsing", {"encoder": "bilstm", **settings[row]}) if row in settings
+            else "baseline")
+
+def _to_gates(row):                        # "depth 2 lstm"
+    _, depth, base = row.split()
+    return Way("parsing", {"encoder": "bilstm", "decoder": "self_iru", "depth": int(depth),
+                           "base": base})
 
 def _to_sentiment(row):
     if row in ("CRvNN", "OM", "EBT-GRC", "BBT-GRC", "RIR-GRC", "RIR-EBT-GRC"):
@@ -190,8 +204,8 @@ WAYS: dict[str, Callable | str] = {    # table -> what finds the way of a row, o
     "rir.table4": "lra", "rir.table6": _to_sentiment, "rir.table7": "language", "rir.table8": "lra",
     "design_space.table2": _to_design_space, "design_space.table3": _to_design_space,
     "self_iru.table1": "images", "self_iru.table2": _to_logic, "self_iru.table3": _to_sequences,
-    "self_iru.table4": _to_music, "self_iru.table5": "decoders", "self_iru.table6": "decoders",
-    "self_iru.table7": "settings", "self_iru.table8": "decoders",
+    "self_iru.table4": _to_music, "self_iru.table5": _to_parsing, "self_iru.table6": _to_gates,
+    "self_iru.table7": "settings", "self_iru.table8": "translation",
     "crvnn.table2": _to_logic, "crvnn.table3": _to_listops, "crvnn.table4": _to_listops,
     "crvnn.table5": _to_sentiment, "crvnn.table7": _to_ablation,
     "crvnn.table6": _to_efficiency(50, "81-100 101-200 201-500 501-700 701-1000")}
@@ -227,7 +241,7 @@ def answer(
     pattern, more = way.split(column) if isinstance(way, Way) else (None, {})
     if pattern:
         name, unit = way.measure(metric)
-        found = select(records, experiment=way.experiment, **way.parameters, **more)
+        found = select(records, experiment=way.experiment, **{**more, **way.parameters})
         splits = {record["id"]: [title for title, scores in record["metrics"].items()
                                  if re.fullmatch(pattern, title) and name in scores]
                   for record in found}
