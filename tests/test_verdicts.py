@@ -90,6 +90,15 @@ def test_a_run_and_its_verdict(accuracy, changes, said):
     assert judged([run(accuracy, **changes)]).verdict == said
 
 
+@pytest.mark.parametrize("accuracy", [.875, .5])
+@pytest.mark.parametrize("profile", ["cpu", "paper"])
+def test_a_stand_in_neither_reproduces_nor_differs(accuracy, profile):
+    own = {"encoder": "bilstm", "decoder": "lstm", "task": "geo", "base": "linear"}
+    found = judged([run(accuracy, experiment="parsing", split="published, geo, test", profile=profile, **own)],
+                   "self_iru.table5", "TranX (their run)", "geo")
+    assert math.isclose(found.pair.ours, 100 * accuracy) and found.verdict == "smaller scale"
+
+
 @given(st.lists(st.integers(900, 1000), min_size=1, max_size=4), st.integers(10, 10**4))
 def test_an_answer_is_computed_from_the_runs(shares, count):
     records = [run(share / 1000, seed=seed, count=count) for seed, share in enumerate(shares)]
