@@ -103,7 +103,7 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
                          for column, (a, b) in _LENGTHS.items()}}
 
 OWN_TEST = re.compile("official.*|published.*|(nottingham|jsb|piano_midi), test|SST-[25] test"
-                      "|SNLI (test|hard|break)|MNLI[ ,a-z]+matched|ConjNLI|PAWS-.*")
+                      "|SNLI (test|hard|break)|MNLI[ ,a-z]+matched|ConjNLI|PAWS-(QQP|Wiki)")
 
 # %% ../../nbs/verdicts.ipynb #562820f7
 @dataclass(frozen=True)
