@@ -26,6 +26,7 @@ NO_ROW = {
     "experiments": {"beam_states", "bench_beam_tree", "bench_crvnn", "faults", "gold_trees"},
     "models of nested": {"RNN-GRC"},
     "models of design_space": {"NDR-ACT", "NDR-halt", "Universal Transformer"},
+    "models of inference": {"LSTM", "LSTM, hypothesis only"},
     "variants of ablation": {"balanced", "other end", "Eq. 13", "Eq. 6"}}
 
 
@@ -55,6 +56,11 @@ def test_every_encoder_and_every_experiment_is_led_to():
     asked = {way.parameters["model"] for *_, way in ALL_WAYS if way.experiment == "design_space"}
     assert asked <= set(networks) and set(networks) - asked == NO_ROW["models of design_space"]
     led |= {networks[model] for model in asked}
+    pairs = literal("inference", "MODELS")
+    compared = {way.parameters["model"] for *_, way in ALL_WAYS if way.experiment == "inference"}
+    assert compared <= set(pairs) and set(pairs) - compared == NO_ROW["models of inference"]
+    assert all(pairs[model] == ENCODER_OF[model] for model in compared)
+    led |= {pairs[model] for model in compared}
     assert led <= set(list_encoders()) and set(list_encoders()) - led == NO_ROW["encoders"]
     assert {path.stem for path in EXPERIMENTS.glob("*.ipynb")} - {way.experiment for *_, way in ALL_WAYS} == NO_ROW["experiments"]
     assert set(models) - set(NESTED) == NO_ROW["models of nested"] and set(NESTED) <= set(models)

@@ -59,6 +59,16 @@ def verdict(
 _LENGTHS = {f"len_{a}_{b}": (a, b) for a, b in (
     (81, 100), (101, 200), (200, 250), (201, 500), (500, 600), (501, 700), (701, 1000),
     (900, 1000), (1500, 2000))}
+_PAIRS = {     # task of the experiment on inference -> paper's column -> title of our test
+    "snli": {"snli": "SNLI test", "snli_hard": "SNLI hard", "snli_break": "SNLI break",
+             "snli_counterfactual": "SNLI counterfactual"},
+    "mnli": {"mnli_match": "MNLI matched", "mnli_mismatch": "MNLI mismatched",
+             "conj_nli": "ConjNLI", "neg_m": "MNLI negation, matched",
+             "neg_mm": "MNLI negation, mismatched", "len_m": "MNLI length, matched",
+             "len_mm": "MNLI length, mismatched"},
+    "qqp": {"qqp": "QQP test", "paws_qqp": "PAWS-QQP", "paws_wiki": "PAWS-Wiki"}}
+
+# %% ../../nbs/verdicts.ipynb #ca9fdac7
 COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameters of its own
     "listops": {"test": ("official|generated", {}), "near_iid": ("official|generated", {}),
                 **{f"len_{a}_{b}": (f"generated, {a} to {b} tokens", {})
@@ -91,11 +101,15 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
                 for task, base in (("geo", "linear"), ("atis", "linear"), ("jobs", "linear"),
                                    ("django", "lstm"))},
     "sentiment": {f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
+    "inference": {column: (f"{title}(, trained on revised)?", {"task": task})
+                  for task, titles in _PAIRS.items() for column, title in titles.items()},
     "ablation": {"listops": (r"held out, up to \d+ tokens", {})},
     "bench_efficiency": {column: (f"{a} to {b} tokens, {{encoders}}", {})
                          for column, (a, b) in _LENGTHS.items()}}
+
 OWN_TEST = re.compile("official.*|published.*|SST-[25] test|"
-                      "(nottingham|jsb|piano_midi|mnist|cifar10), test")
+                      "(nottingham|jsb|piano_midi|mnist|cifar10), test|"
+                      "SNLI (test|hard|break)|MNLI[ ,a-z]+matched|ConjNLI|PAWS-(QQP|Wiki)")
 
 # %% ../../nbs/verdicts.ipynb #562820f7
 @dataclass(frozen=True)
@@ -144,7 +158,6 @@ VARIANT_OF = {             # a row of the ablation -> variant of the experiment
 REASONS = {                # why a row has no way
     "baseline": "this book does not have the model",
     "unasked": "this book has the parts, and no experiment puts them together",
-    "language": "pairs of sentences are left to a later edition",
     "translation": "translations are left to a later edition",
     "lra": "the data of the Long Range Arena have to be fetched, and no experiment takes them yet",
     "settings": "these are settings, not results"}
@@ -194,6 +207,9 @@ def _to_sentiment(row):
         return Way("sentiment", {"model": row, "phrases": 0})
     return "unasked" if ENCODER_OF.get(row) or "CRvNN" in row else "baseline"
 
+def _to_inference(row):
+    return Way("inference", {"model": row})
+
 # %% ../../nbs/verdicts.ipynb #275c57e0
 def _to_design_space(row):                 # a router is asked twice, with few layers and with many
     model = "NDR" if row.startswith("NDR") else row
@@ -211,7 +227,8 @@ def _to_efficiency(samples, ranges=None):
 # %% ../../nbs/verdicts.ipynb #e1bb2270
 WAYS: dict[str, Callable | str] = {    # table -> what finds the way of a row, or why there is none
     "rir.table1": _to_efficiency(100), "rir.table2_and_5": _to_listops, "rir.table3": _to_logic,
-    "rir.table4": "lra", "rir.table6": _to_sentiment, "rir.table7": "language", "rir.table8": "lra",
+    "rir.table4": "lra", "rir.table6": _to_sentiment,
+    "rir.table7": _to_inference, "rir.table8": "lra",
     "design_space.table2": _to_design_space, "design_space.table3": _to_design_space,
     "self_iru.table1": _to_images, "self_iru.table2": _to_logic, "self_iru.table3": _to_sequences,
     "self_iru.table4": _to_music, "self_iru.table5": _to_parsing, "self_iru.table6": _to_gates,
@@ -404,7 +421,8 @@ def notes(
         elif runs := _runs(answers):
             own = list(dict.fromkeys(one.pair.column for one in answers
                                      if OWN_TEST.fullmatch(one.pair.split)))
-            whose = f"on the paper's own test: {', '.join(own)}" if own else "on tests of our own"
+            whose = (f"on the paper's own test: {', '.join(own)}" if own
+                     else "trained or tested on other sets than the paper's")
             whose += f"; {way.instead}" * bool(way.instead)
             sources.setdefault(f"{way.experiment}; {provenance(runs)}; {whose}.", []).append(row)
     told += [f"{', '.join(rows)}, ours: {source}" for source, rows in sources.items()]
