@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.data.text import MissingFileError, TextError
-from rvnnbook.data.vectors import ENTRY, HEAD, Vectors, entries_of, make_index, mark_of, parts_of, rows_for
+from rvnnbook.data.vectors import ENTRY, HEAD, Vectors, entries_of, make_index, mark_of, parts_of, rows_for, spread_of
 
 
 def refused(function, *values, **options):
@@ -127,13 +127,22 @@ def test_words_without_vector_draw_for_themselves(folder):
     path.write_text("".join(f"w{n} {n % 7 - 3} {n % 5 - 2}\n" for n in range(50)))
     vectors, known = Vectors(path), [f"w{n}" for n in range(50)]
     rows, found = rows_for(vectors, [*known, "x", "y"])
-    again, _ = rows_for(vectors, ["y", *known, "z", "x"])
+    again, _ = rows_for(vectors, ["y", *known[:9], "z", "x"])       # fewer are found
     assert found.tolist() == [True] * 50 + [False] * 2 and rows.dtype == np.float32
     assert np.array_equal(rows[50], again[-1]) and np.array_equal(rows[51], again[0]) and not np.array_equal(rows[50], rows[51])
     assert not np.array_equal(rows_for(vectors, [*known, "x"], seed=1)[0][50], rows[50])
     drawn = rows_for(vectors, [*known, *(f"x{n}" for n in range(500))])[0][50:]
     assert abs(drawn.std() / rows[:50].std() - 1) < .1 and abs(drawn.mean()) < .3
     assert rows_for(vectors, [])[0].shape == (0, 2) and rows_for(vectors, ["x"])[0].shape == (1, 2)
+
+
+def test_the_spread_is_that_of_the_first_thousand_rows(folder):
+    path = folder / "long.txt"
+    path.write_text("".join(f"w{n} {n % 9} {n % 4}\n" for n in range(1000)) + "last 1e9 -1e9\n")
+    numbers = [[n % 9, n % 4] for n in range(1000)]
+    assert spread_of(Vectors(path)) == pytest.approx(np.std(numbers), rel=1e-5)
+    path.write_text("a 1 x 2\n")
+    assert f"{path}: a row" in refused(rows_for, Vectors(path, 3), ["b"])
 
 
 def test_fingerprints_do_not_change():
