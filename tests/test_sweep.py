@@ -2,6 +2,7 @@
 import importlib.util
 import itertools
 import json
+import math
 import os
 import re
 import random
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 
 from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
 from rvnnbook.lab.runs import identity, latest, read
-from rvnnbook.lab.sweep import (SITTING, SweepError, Task, check_settings, check_tasks, command_of, make_plan, note, outcome, read_journal,
-                                read_sweep_text, recorded, rows, states, try_lock)
+from rvnnbook.lab.sweep import (SITTING, SweepError, Task, Work, ask_runs_to_stop, check_settings, check_tasks, command_of, holder, make_plan,
+                                note, outcome, progress, read_journal, read_sweep_text, recorded, rows, sign, states, try_lock)
 
 ROOT = Path(__file__).resolve().parents[1]
 # A run without PyTorch: it counts to `steps` in a file, goes on from there, and leaves a record whose number depends on every step.
@@ -268,6 +269,31 @@ def test_a_dead_worker_is_a_failure():
     future = Future()
     future.set_exception(OSError("No space left\non device"))
     assert outcome(future) == {"code": 1, "seconds": 0.0, "said": "OSError: No space left on device"}
+
+
+def test_a_signature_of_a_run_before_is_not_believed(tmp_path):
+    "A number may have been given to somebody else by the time that the lock is taken again."
+    path, other = tmp_path / "locks" / "a.lock", subprocess.Popen(["sleep", "60"])
+    try:
+        lock = try_lock(path)
+        sign(lock, other.pid)
+        assert try_lock(path) is None and holder(path) == other.pid      # who does not get it leaves the signature
+        os.close(lock)
+        lock = try_lock(path)
+        assert ask_runs_to_stop(tmp_path) == 0 and other.poll() is None
+        os.close(lock)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_an_estimate_needs_to_know_how_many_run_at_once(clone, monkeypatch):
+    monkeypatch.chdir(clone)
+    plan = make_plan(write(clone, grid={"seed": [0, 1, 2]}))
+    plan.folder.mkdir(parents=True)
+    note(plan.folder / "journal.jsonl", key=plan.tasks[0].key, event="ended", code=0, seconds=60.0, said="")
+    told = [progress(Work(plan, None, workers)) for workers in (1, 2, math.inf)]
+    assert [line.partition("at work")[2] for line in told] == [", about 2 min left", ", about 60 s left", ""]
 
 
 # Real runs

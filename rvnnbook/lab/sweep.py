@@ -296,6 +296,7 @@ def try_lock(
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(file, 0)            # nobody has signed it yet
     except BlockingIOError:
         os.close(file)
         return None
@@ -414,7 +415,7 @@ class Work:
         self,
         plan: Plan,                          # of the sweep
         submit: Callable[[Task], Future],    # begins a run, and promises what `attempt` returns
-        workers: int,                        # runs at once
+        workers: float,                      # runs at once; infinite: as many as there are
     ):
         self.plan, self.submit, self.workers = plan, submit, workers
         self.journal, self.waiting, self.at_work = plan.folder / "journal.jsonl", [], {}
@@ -485,7 +486,7 @@ def drive(
 def progress(
     work: Work,              # what is done and what is left
 ) -> str:                    # one line
-    "How many runs are in which state, and about how long the rest will take."
+    "How many runs are in which state, and about how long the rest will take if it can be known."
     words = [state.word for state in work.states.values()]
     spent = [state.seconds for state in work.states.values()
              if state.word == "finished" and state.seconds > 0]
@@ -493,7 +494,7 @@ def progress(
     text = f"{words.count('finished')} of {len(words)} finished, {len(work.at_work)} at work"
     for word in ("failed", "isolated", "refused", "stopped"):
         text += f", {words.count(word)} {word}" * (word in words)
-    if spent and left:
+    if spent and left and work.workers < math.inf:
         seconds = sum(spent) / len(spent) * math.ceil(left / work.workers)
         text += ", about " + (f"{seconds / 3600:.1f} h" if seconds > 5400 else
                               f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s")
@@ -559,7 +560,7 @@ def ray_pool(
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     try:
         remote = ray.remote(max_retries=0, **plan.settings["resources"])(attempt)
-        yield lambda task: remote.remote(make(task)).future(), len(plan.tasks)
+        yield lambda task: remote.remote(make(task)).future(), math.inf
     finally:
         if mine:
             ray.shutdown()
