@@ -85,11 +85,15 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
                   for part, task, sizes in (("sort", "sort", (5, 10)),
                                             ("tree", "traverse", (3, 4, 5, 8, 10)))
                   for size in sizes},
-    "sentiment": {f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
+    "sentiment": {**{f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
+                  "imdb": ("IMDB test(, in part)?", {"task": "imdb"}),
+                  **{f"imdb_{kind}": (f"IMDB {kind} test", {"task": "imdb"})
+                     for kind in ("contrast", "counterfactual")}},
     "ablation": {"listops": (r"held out, up to \d+ tokens", {})},
     "bench_efficiency": {column: (f"{a} to {b} tokens, {{encoders}}", {})
                          for column, (a, b) in _LENGTHS.items()}}
-OWN_TEST = re.compile("official.*|published.*|(nottingham|jsb|piano_midi), test|SST-[25] test")
+OWN_TEST = re.compile("official.*|published.*|(nottingham|jsb|piano_midi), test|SST-[25] test|"
+                      "IMDB (contrast |counterfactual )?test")
 
 # %% ../../nbs/verdicts.ipynb #562820f7
 @dataclass(frozen=True)
@@ -166,7 +170,8 @@ def _to_sequences(row):
     return Way("sequences", settings[row]) if row in settings else "baseline"
 
 def _to_sentiment(row):
-    if row in ("CRvNN", "OM", "EBT-GRC", "BBT-GRC", "RIR-GRC", "RIR-EBT-GRC"):
+    if row in ("CRvNN", "OM", "BT-GRC", "BT-GRC-OS", "EBT-GRC", "BBT-GRC", "RIR-GRC",
+               "RIR-EBT-GRC"):
         return Way("sentiment", {"model": row, "phrases": 0})
     return "unasked" if ENCODER_OF.get(row) or "CRvNN" in row else "baseline"
 
