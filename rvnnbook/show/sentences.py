@@ -24,7 +24,7 @@ def sisters(
             found[last] = first, middle
     return found
 
-# %% ../../nbs/sentence_trees.ipynb #5049d3ce
+# %% ../../nbs/sentence_trees.ipynb #7c95ec06
 NEGATIONS: tuple[str, ...] = ("not", "n't", "never", "no")
 DEGREES: tuple[str, ...] = ("very", "too", "so", "quite", "rather", "really", "truly", "almost")
 
@@ -55,7 +55,7 @@ def random_tree(
     "A tree whose neighbours are joined in a random order, all orders equally likely."
     return [*chance.sample(range(1, n), n - 1), 0]
 
-# %% ../../nbs/sentence_trees.ipynb #3849cd20
+# %% ../../nbs/sentence_trees.ipynb #ffdce462
 def stop_apart(
     n: int,                      # tokens, >= 1
 ) -> list[int]:                  # composition steps, (n,)
