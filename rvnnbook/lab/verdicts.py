@@ -100,7 +100,10 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
     "parsing": {task: (f"published, {task}, test", {"task": task, "base": base})
                 for task, base in (("geo", "linear"), ("atis", "linear"), ("jobs", "linear"),
                                    ("django", "lstm"))},
-    "sentiment": {f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
+    "sentiment": {**{f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
+                  "imdb": ("IMDB test(, in part)?", {"task": "imdb"}),
+                  **{f"imdb_{kind}": (f"IMDB {kind} test", {"task": "imdb"})
+                     for kind in ("contrast", "counterfactual")}},
     "inference": {column: (f"{title}(, trained on revised)?", {"task": task})
                   for task, titles in _PAIRS.items() for column, title in titles.items()},
     "ablation": {"listops": (r"held out, up to \d+ tokens", {})},
@@ -109,6 +112,7 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
 
 OWN_TEST = re.compile("official.*|published.*|SST-[25] test|"
                       "(nottingham|jsb|piano_midi|mnist|cifar10), test|"
+                      "IMDB (contrast |counterfactual )?test|"
                       "SNLI (test|hard|break)|MNLI[ ,a-z]+matched|ConjNLI|PAWS-(QQP|Wiki)")
 
 # %% ../../nbs/verdicts.ipynb #562820f7
@@ -203,7 +207,8 @@ def _to_gates(row):                        # "depth 2 lstm"
                            "base": base}, instead=STAND_IN)
 
 def _to_sentiment(row):
-    if row in ("CRvNN", "OM", "EBT-GRC", "BBT-GRC", "RIR-GRC", "RIR-EBT-GRC"):
+    if row in ("CRvNN", "OM", "BT-GRC", "BT-GRC-OS", "EBT-GRC", "BBT-GRC", "RIR-GRC",
+               "RIR-EBT-GRC"):
         return Way("sentiment", {"model": row, "phrases": 0})
     return "unasked" if ENCODER_OF.get(row) or "CRvNN" in row else "baseline"
 
