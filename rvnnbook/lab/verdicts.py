@@ -97,9 +97,9 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
                   for part, task, sizes in (("sort", "sort", (5, 10)),
                                             ("tree", "traverse", (3, 4, 5, 8, 10)))
                   for size in sizes},
-    "parsing": {task: (f"published, {task}, test", {"task": task, "base": base})
-                for task, base in (("geo", "linear"), ("atis", "linear"), ("jobs", "linear"),
-                                   ("django", "lstm"))},
+    "parsing": {task: (f"published, {task}, test",
+                       {"task": task, "base": "lstm" if task == "django" else "linear"})
+                for task in ("geo", "atis", "jobs", "django")},
     "sentiment": {**{f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
                   "imdb": ("IMDB test(, in part)?", {"task": "imdb"}),
                   **{f"imdb_{kind}": (f"IMDB {kind} test", {"task": "imdb"})
@@ -110,6 +110,7 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
     "bench_efficiency": {column: (f"{a} to {b} tokens, {{encoders}}", {})
                          for column, (a, b) in _LENGTHS.items()}}
 
+# %% ../../nbs/verdicts.ipynb #5d0c7be1
 OWN_TEST = re.compile("official.*|published.*|SST-[25] test|"
                       "(nottingham|jsb|piano_midi|mnist|cifar10), test|"
                       "IMDB (contrast |counterfactual )?test|"
