@@ -183,6 +183,7 @@ def _to_music(row):
     return (Way("music", {"encoder": ENCODER_OF.get(row), **settings[row]}) if row in settings
             else "baseline")
 
+# %% ../../nbs/verdicts.ipynb #7e41b0c9
 def _to_images(row):
     if row == "Self-IRU":
         return Way("images", {"encoder": "self_iru", "depth": 1, "base": "lstm"})
