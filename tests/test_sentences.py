@@ -83,7 +83,7 @@ def test_every_order_of_joining_is_as_likely():
     assert all(share == pytest.approx(1 / 6, abs=.03) for share in shares.values())
 
 
-@pytest.mark.parametrize("encoder, model", [("ebt_grc", "EBT-GRC")])
+@pytest.mark.parametrize("encoder, model", [("crvnn", "CRvNN"), ("ebt_grc", "EBT-GRC")])
 def test_the_weights_come_with_their_words_and_from_a_record(encoder, model):
     _, about = read_weights(encoder, "sst5")
     words = Vocabulary(json.loads(about["vocabulary"]), UNKNOWN)
