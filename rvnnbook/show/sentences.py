@@ -33,7 +33,7 @@ def likeness(
     found: Sequence[Sequence[int]],      # composition steps, a row for each sentence, (n_b,)
     gold: Sequence[Sequence[int]],       # those to compare with
     sentences: Sequence[Sequence[str]],  # their tokens, in lower case
-) -> dict[str, float]:                   # F1; shares in [0, 1], of what there is any of
+) -> dict[str, float]:                   # F1 and three shares; one without a case is left out
     "What trees share with others: phrases, found pairs, the sisters of two kinds of words."
     told = {"f1": span_f1(found, gold).corpus, "count": len(gold)}
     spans = [(inner_spans(tree), inner_spans(wanted)) for tree, wanted in zip(found, gold)]
