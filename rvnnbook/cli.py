@@ -49,6 +49,8 @@ def add_run(
     run.add_argument("notebook")
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     run.add_argument("--profile", help="smoke, cpu or paper (default: what the notebook says)")
+    run.add_argument("--parameters", action="store_true",
+                     help="only list them, with their values in each profile")
     run.add_argument("--no-notebook", action="store_true",
                      help="run only the cells that train and measure, without Jupyter")
     for name, default, meaning in (
@@ -80,6 +82,8 @@ def add_results(
                          help="a field or parameter; also != < <= > >=, such as 'dim>=64'")
     results.add_argument("--profile", choices=["cpu", "paper"])
     results.add_argument("--latest", action="store_true", help="of equal runs only the last")
+    results.add_argument("--mean", action="store_true",
+                         help="mean and standard deviation over the seeds of a run")
     results.add_argument("--csv", metavar="FILE", help="write a table instead of showing one")
     results.add_argument("--parquet", metavar="FILE", help="the same, with types")
 
@@ -199,7 +203,10 @@ def run(
 ) -> str:                          # what to say
     "Run an experiment chapter under guard."
     from rvnnbook.lab.guard import Limits
-    from rvnnbook.lab.rerun import ParameterError, parse_value, rerun
+    from rvnnbook.lab.rerun import (
+        ParameterError, open_notebook, parameter_lines, parse_value, rerun)
+    if words.parameters:
+        return "\n".join(parameter_lines(open_notebook(Path(words.notebook))))
     given = {"profile": words.profile} if words.profile else {}
     for pair in words.parameter:
         name, equals, value = pair.partition("=")
@@ -238,12 +245,14 @@ def results(
     records = runs.where(runs.read(words.experiment), [*words.where, *profile])
     records = runs.latest(records) if words.latest else records
     files = [(words.csv, runs.write_csv), (words.parquet, runs.write_parquet)]
+    if words.mean and (words.csv or words.parquet):
+        raise runs.RecordError("--mean is for the table on the screen; a file has every run")
     for path, write in files:
         if path:
             write(records, Path(path))
     written = [path for path, _ in files if path]
     return (f"{len(records)} records in {' and '.join(written)}" if written
-            else runs.results_table(records))
+            else runs.results_table(records, words.mean))
 
 # %% ../nbs/cli.ipynb #e972cb5b
 def merge(
@@ -314,7 +323,10 @@ def main(
     "The `rvnnbook` command."
     words = parser().parse_args(arguments)
     try:
-        print(obey(words))
+        print(obey(words), flush=True)
+        return 0
+    except BrokenPipeError:                # somebody reads the first lines only, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, RuntimeError) as error:
         print(f"rvnnbook: {error}", file=sys.stderr)

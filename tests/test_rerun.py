@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.rerun import (ParameterError, check_parameters, check_value, execute, parse_value,
+from rvnnbook.lab.rerun import (ParameterError, check_parameters, check_value, execute, open_notebook, parameter_lines, parse_value,
                                 run_path, strict, strip_directives)
 from tests.helpers import JUPYTER, without
 
@@ -70,6 +70,7 @@ def test_the_smoke_profile_of_an_experiment_is_quick(name):
 
 @pytest.mark.parametrize("words, said", [
     (["nothing.ipynb"], "there is no notebook nothing.ipynb"),
+    (["nothing.ipynb", "--parameters"], "there is no notebook nothing.ipynb"),
     (["{small}", "-p", "m=3"], "unknown parameter 'm'"),
     (["{small}", "-p", "rat=0.5"], "Did you mean 'rate'?"),
     (["{small}", "-p", "n=three"], "n = 'three' is of type str; it takes a whole number from 1 to 9"),
@@ -95,6 +96,29 @@ def test_a_refused_request_is_one_line_and_leaves_nothing(small, tmp_path, words
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and not done.stdout
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_parameter_is_listed_with_its_values_and_its_meaning(name):
+    notebook = open_notebook(ROOT / "nbs" / "experiments" / f"{name}.ipynb")
+    lines, run = parameter_lines(notebook), vars(check_parameters(notebook, {"profile": "cpu"}))
+    heads, meanings = {line.partition(" ")[0]: line for line in lines[::2]}, lines[1::2]
+    assert heads.keys() == run.keys() and len(lines) == 2 * len(run)
+    assert all(meaning.startswith("    ") and len(meaning) > 7 and "#" not in meaning for meaning in meanings)
+    for name in run.keys() - {"profile"}:
+        assert f"cpu {run[name]!r}" in heads[name] or heads[name] == f"{name} = {run[name]!r}"
+
+
+def test_parameters_are_listed_and_a_bare_name_is_understood():
+    done = run("run", "nbs/experiments/gold_trees.ipynb", "--parameters", cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.startswith("profile\n    ") and "\nseed = 0\n    " in done.stdout
+    done = run("run", "gold_trees", cwd=ROOT)
+    assert done.returncode == 2 and done.stderr.endswith("Did you mean nbs/experiments/gold_trees.ipynb?\n")
+
+
+def test_a_reader_of_the_first_line_only_is_no_error():
+    done = run("-c", f"set -o pipefail; {COMMAND} results | head -n 1", cwd=ROOT, command=("bash",))
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout == "ablation\n"
 
 
 def test_python_dash_m_and_a_run_folder_of_ones_own(small, tmp_path):

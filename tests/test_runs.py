@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rvnnbook.lab import runs
 from rvnnbook.lab.runs import (FIELDS, LEG, POINTS, RecordError, append, best, changed_modules, check_results, code_hash, code_hashes,
                                digest, end_to_end, flat, identity, latest, loaded_modules, make_trace, merge, read, read_trace,
-                               results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
+                               over_seeds, results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
                                where, write_csv, write_parquet)
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
@@ -496,6 +496,19 @@ def test_select_latest_best():
     assert telling([*runs, wide]) == ["encoder", "dim", "rate", "balanced"] and telling(runs) == ["encoder"]
 
 
+def test_the_mean_over_seeds():
+    first = [make(seed=seed, metrics={"test": {"accuracy": value}}) for seed, value in enumerate((0.5, 0.625, 0.75))]
+    again = make(seed=2, recorded="2026-02-01T12:00:00Z", metrics={"test": {"accuracy": 0.875}})
+    wide = make(seed=1, parameters={"dim": 16}, finished=False, metrics={"other": {"accuracy": 1}})
+    assert sorted(map(len, over_seeds([*first, wide, again]))) == [1, 3]
+    assert sorted(record["seed"] for runs in over_seeds([*first, again]) for record in runs) == [0, 1, 2]
+    lines = results_table([*first, wide, again], mean=True).splitlines()
+    assert len(lines) == 4 and "other" in lines[1] and "  0 1 2 " in lines[2] + lines[3]
+    told = {line for line in lines[2:] if "0.6667 ± 0.19" in line}      # of 0.5, 0.625 and 0.875
+    assert len(told) == 1 and "unfinished" not in told.pop()
+    assert sum("unfinished" in line and "±" not in line for line in lines[2:]) == 1
+
+
 def test_the_table_of_records():
     current = code_hashes(["rvnnbook.core"])
     fresh, stale = make(modules=current), make(seed=1, finished=False)
@@ -504,7 +517,7 @@ def test_the_table_of_records():
     assert re.split(r"\s{2,}", lines[5]) == ["profile", "encoder", "seed", "official <= 100", "official <= 100: surprise", "generated 200 to 300", "commit"]
     assert re.split(r"\s{2,}", lines[6]) == ["cpu", "crvnn", "0", "0.75", "0.5", "0.5", "abababa, unknown"]
     assert lines[7].endswith("stale: core; unfinished")
-    assert results_table([]) == "no records"
+    assert results_table([]) == results_table([], mean=True) == "no records"
     assert sittings([fresh, make(legs=[], device="a GPU")]) == ("abababa, unknown, cdcdcdc+", "a processor, a GPU")
 
 

@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['TAGS', 'PLAINLY', 'IN_A_KERNEL', 'strip_directives', 'ParameterError', 'describe', 'check_value', 'strict',
-           'check_parameters', 'watch', 'NotebookError', 'execute', 'run_folder', 'run_path', 'open_notebook',
-           'tagged_cells', 'rerun_plainly', 'rerun', 'parse_value']
+           'check_parameters', 'parameter_lines', 'watch', 'NotebookError', 'execute', 'run_folder', 'run_path',
+           'open_notebook', 'tagged_cells', 'rerun_plainly', 'rerun', 'parse_value']
 
 # %% ../../nbs/rerun.ipynb #4dc96ad6
 import ast
@@ -119,6 +119,30 @@ def check_parameters(
     except AssertionError as error:            # a rule about several parameters, below the gate
         raise ParameterError(str(error)) from None
     return names["run"]
+
+# %% ../../nbs/rerun.ipynb #e4d17b63
+def parameter_lines(
+    notebook: dict,        # an experiment chapter as JSON data
+) -> list[str]:            # two for each parameter: its values by profile, what it means
+    "The parameters of a notebook, for people."
+    cell = next("".join(cell["source"]) for cell in notebook["cells"]
+                if "parameters" in cell["metadata"].get("tags", []))
+    remarks = re.findall(r"^(\w+) *=.*?# *(.*(?:\n +#.*)*)", cell, re.M)
+    meanings = {name: re.sub(r"\n +# *", " ", remark) for name, remark in remarks}
+    filled = {}
+    for profile in ("smoke", "cpu", "paper"):
+        try:
+            filled[profile] = vars(check_parameters(notebook, {"profile": profile}))
+        except ValueError:                 # a notebook need not have all of them
+            continue
+    lines = []
+    for name, meaning in meanings.items():
+        values = {profile: run[name] for profile, run in filled.items()}
+        told = [f"{value!r}" if len({*map(repr, values.values())}) == 1 else f"{profile} {value!r}"
+                for profile, value in values.items()]
+        lines += [f"{name} = {', '.join(dict.fromkeys(told))}" * (name != "profile") or name,
+                  f"    {meaning}"]
+    return lines
 
 # %% ../../nbs/rerun.ipynb #1ae46738
 def watch(
@@ -314,7 +338,9 @@ def open_notebook(
         notebook["cells"]
         return notebook
     except FileNotFoundError:
-        raise ParameterError(f"there is no notebook {source}") from None
+        found = sorted(Path().glob(f"nbs/**/{Path(source).stem}.ipynb"))
+        hint = f". Did you mean {found[0]}?" if found else ""
+        raise ParameterError(f"there is no notebook {source}{hint}") from None
     except (ValueError, KeyError, TypeError):
         raise ParameterError(f"{source} is not a notebook") from None
 

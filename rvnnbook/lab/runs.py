@@ -6,8 +6,8 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'COMMIT', 'HASH', 'NAME', 'SECONDS', 'STEP',
            'code_hash', 'loaded_modules', 'code_hashes', 'validate', 'signature', 'libraries', 'peak_memory',
            'new_record', 'make_trace', 'validate_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'scan',
            'read', 'read_trace', 'check_results', 'check_weights', 'Merged', 'merge', 'conflicts', 'changed_modules',
-           'sittings', 'select', 'latest', 'best', 'where', 'telling', 'results_table', 'flat', 'write_csv',
-           'write_parquet']
+           'sittings', 'select', 'latest', 'best', 'where', 'telling', 'over_seeds', 'results_table', 'flat',
+           'write_csv', 'write_parquet']
 
 # %% ../../nbs/runs.ipynb #038604f1
 import ast
@@ -24,6 +24,7 @@ import os
 import platform
 import re
 import reprlib
+import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
@@ -704,8 +705,26 @@ def telling(
     return [name for name in names if len(values[name]) > 1
             or isinstance(records[0]["parameters"].get(name), str)]
 
+# %% ../../nbs/runs.ipynb #5b0e71ac
+def over_seeds(
+    records: Iterable[dict],   # of one experiment
+) -> list[list[dict]]:         # of each seed the last record
+    "Put together the runs that differ in nothing but the seed."
+    groups = {}
+    for record in latest(records):
+        alike = _without_profile_and_seed(record["parameters"])
+        groups.setdefault((record["profile"], digest(alike, 16)), []).append(record)
+    return list(groups.values())
+
+def _told(values):
+    "A number, or mean and standard deviation of several."
+    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4g}{spread}" if values else ""
+
+# %% ../../nbs/runs.ipynb #f3c96d20
 def results_table(
     records: Iterable[dict],   # of any experiments
+    mean: bool = False,        # a line for all seeds together
 ) -> str:                      # lines of text
     "One line for each record: what was run, what came out, and whether the code is still the same."
     groups, known = {}, {}
@@ -713,17 +732,18 @@ def results_table(
         groups.setdefault(record["experiment"], []).append(record)
     lines = []
     for experiment, group in sorted(groups.items()):
-        names = telling(group)
-        scores = _scores(group)
+        names, scores = telling(group), _scores(group)
         rows = [["profile", *names, "seed", *scores.values(), "commit", ""]]
-        for record in group:
-            values = [record["metrics"].get(split, {}).get(name) for split, name in scores]
-            stale = ", ".join(name.removeprefix("rvnnbook.")
-                              for name in changed_modules(record, known))
-            remarks = [f"stale: {stale}"] * bool(stale) + ["unfinished"] * (not record["finished"])
-            rows.append([record["profile"], *[str(record["parameters"].get(n)) for n in names],
-                         str(record["seed"]), *["" if v is None else f"{v:.4g}" for v in values],
-                         sittings([record])[0], "; ".join(remarks)])
+        for runs in over_seeds(group) if mean else [[record] for record in group]:
+            values = [[record["metrics"][split][name] for record in runs
+                       if name in record["metrics"].get(split, {})] for split, name in scores]
+            stale = ", ".join(dict.fromkeys(name.removeprefix("rvnnbook.") for record in runs
+                                            for name in changed_modules(record, known)))
+            unfinished = not all(record["finished"] for record in runs)
+            remarks = [f"stale: {stale}"] * bool(stale) + ["unfinished"] * unfinished
+            rows.append([runs[0]["profile"], *[str(runs[0]["parameters"].get(n)) for n in names],
+                         " ".join(str(record["seed"]) for record in runs), *map(_told, values),
+                         sittings(runs)[0], "; ".join(remarks)])
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines += [experiment] + ["  ".join(map(str.ljust, row, widths)).rstrip()
                                  for row in rows] + [""]

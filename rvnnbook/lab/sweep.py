@@ -704,6 +704,9 @@ def obey_sweep(
     show = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True))
     found = sweep(plan, words.engine, words.address, words.again, *([show] if live else []))
     print("\n" * live + report(plan, found), flush=True)
+    scratch = all(task.profile == "smoke" for task in plan.tasks)
+    print(f"a smoke run leaves no record; what each said is in {os.path.relpath(plan.folder)}/logs"
+          if scratch else f"their records: rvnnbook results {Path(plan.experiment).stem}")
     words = {state.word for state in found.values()}
     if words <= {"finished", "isolated", "refused"} and words != {"finished"}:
         count = sum(state.word in ("isolated", "refused") for state in found.values())
