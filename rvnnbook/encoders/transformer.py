@@ -160,7 +160,7 @@ class WorkIn(nn.Module):
         return found + self.dropout(made), mask
 
 class Layer(nn.Module):
-    "One step of a Transformer, in the two halves of the scheme (Vaswani et al. 2017)."
+    "One step of a Transformer, in the two halves of the schema (Vaswani et al. 2017)."
     def __init__(
         self,
         dim: int,                       # D
@@ -180,7 +180,7 @@ def run_layers(
     states: Tensor,        # H, (B, N, D)
     mask: Tensor,          # (B, N) bool, True = token
 ) -> list[Tensor]:         # states before the first and after every layer, (B, N, D) each
-    "The scheme with a layer of its own, or the same one, at every step."
+    "The schema with a layer of its own, or the same one, at every step."
     history = [states]
     for layer in layers:
         states, mask = recur(layer.retrieve, layer.compose, states, mask, 1)
