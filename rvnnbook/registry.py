@@ -5,11 +5,11 @@ __all__ = ['ENCODERS', 'list_encoders', 'read_weights', 'create_encoder']
 
 # %% ../nbs/registry.ipynb #35343083
 import difflib
+import hashlib
 import importlib
 import importlib.resources
 import inspect
 import json
-import sys
 
 # %% ../nbs/registry.ipynb #d30739bc
 ENCODERS = {               # name -> (module, class, options that make the variant)
@@ -49,17 +49,20 @@ def read_weights(
     weights: str,              # what it was trained on, such as "listops"
 ) -> tuple[dict, dict]:        # name -> tensor of the whole model; how it was made
     "Committed weights of a headline run."
-    from safetensors import safe_open
+    from safetensors.torch import load
     folder = importlib.resources.files("rvnnbook") / "weights"
     there = sorted(path.name.split(".")[0] for path in folder.iterdir()
                    if path.name.endswith(".safetensors")) if folder.is_dir() else []
     if f"{name}-{weights}" not in there:
         raise ValueError(f"there are no weights {weights!r} for encoder {name!r}. "
                          f"Known: {', '.join(there) or 'none'}")
-    path = folder / f"{name}-{weights}.safetensors"
-    sys.audit("open", str(path), "rb", 0)     # it opens files unheard by what watches a run
-    with safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key).float() for key in file.keys()}, file.metadata()
+    file = f"{name}-{weights}.safetensors"
+    data = (folder / file).read_bytes()
+    if f"{hashlib.sha256(data).hexdigest()}  {file}" not in (folder / "SHA256SUMS").read_text():
+        raise ValueError(f"{file} is damaged: its checksum in SHA256SUMS is another one. "
+                         "Remedy: install the package again")
+    about = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    return {key: tensor.float() for key, tensor in load(data).items()}, about
 
 # %% ../nbs/registry.ipynb #5261a4e6
 def create_encoder(

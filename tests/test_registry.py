@@ -3,6 +3,8 @@ import ast
 import importlib
 import inspect
 import json
+import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -193,6 +195,20 @@ def test_weights(path):
     assert about["encoder"] == name and about["run"] in [record["id"] for record in read()]
     assert "they were made with" in refused(name, weights=task, dim=encoder.dim + 2)
     assert f"no weights 'nothing' for encoder '{name}'" in refused(name, weights="nothing")
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "rvnnbook", ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "rvnnbook" / "weights" / "crvnn-listops.safetensors"
+    load = [sys.executable, "-c", "import rvnnbook; print(rvnnbook.__file__); rvnnbook.create_encoder('crvnn', weights='listops')"]
+    whole, seen = path.read_bytes(), 0
+    for at in (None, 0, 20, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole if at is None else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        done = subprocess.run(load, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+        assert done.stdout.startswith(str(tmp_path))
+        assert (done.returncode == 0) == (at is None) and ("crvnn-listops.safetensors is damaged" in done.stderr) == (at is not None)
+        seen += 1
+    assert seen == 5
 
 
 def asked(task, about):

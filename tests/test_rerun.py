@@ -222,7 +222,7 @@ def test_the_watcher_hears_modules_files_and_missing_files(tmp_path):
     assert record["cells"][2]["imports"] > 0 and record["cells"][2]["lesson"] > 0.05
 
 
-def test_the_watcher_hears_weights_that_are_not_opened_by_python(tmp_path):
+def test_the_watcher_hears_weights(tmp_path):
     path = tmp_path / "weights.ipynb"
     path.write_text(json.dumps(notebook("from rvnnbook.registry import read_weights", "assert read_weights('crvnn', 'listops')")))
     record = execute(path, tmp_path / "out" / "weights.ipynb", root=ROOT)
