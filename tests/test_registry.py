@@ -201,14 +201,12 @@ def test_damaged_weights_are_refused(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "rvnnbook", ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "rvnnbook" / "weights" / "crvnn-listops.safetensors"
     load = [sys.executable, "-c", "import rvnnbook; print(rvnnbook.__file__); rvnnbook.create_encoder('crvnn', weights='listops')"]
-    whole, seen = path.read_bytes(), 0
+    whole = path.read_bytes()
     for at in (None, 0, 20, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole if at is None else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
         done = subprocess.run(load, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
         assert done.stdout.startswith(str(tmp_path))
         assert (done.returncode == 0) == (at is None) and ("crvnn-listops.safetensors is damaged" in done.stderr) == (at is not None)
-        seen += 1
-    assert seen == 5
 
 
 def asked(task, about):
