@@ -2,10 +2,10 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'LISTS', 'SETTINGS', 'SITTING', 'FINISHED', 'REFUSED', 'STOPPED', 'HELD', 'SweepError', 'read_sweep_text',
-           'check_settings', 'rows', 'Task', 'Plan', 'check_tasks', 'make_plan', 'recorded', 'note', 'read_journal',
-           'State', 'states', 'follow', 'try_lock', 'sign', 'holder', 'Order', 'attempt', 'watch', 'command_of', 'Work',
-           'look', 'outcome', 'drive', 'progress', 'cores', 'slots', 'local_pool', 'ray_pool', 'only_one',
-           'noted_signals', 'ask_runs_to_stop', 'stop_sweep', 'sweep', 'report', 'Unfinished', 'obey_sweep']
+           'check_settings', 'rows', 'Task', 'Plan', 'check_tasks', 'is_scratch', 'make_plan', 'recorded', 'note',
+           'read_journal', 'State', 'states', 'follow', 'try_lock', 'sign', 'holder', 'Order', 'attempt', 'watch',
+           'command_of', 'Work', 'look', 'outcome', 'drive', 'progress', 'cores', 'slots', 'local_pool', 'ray_pool',
+           'only_one', 'noted_signals', 'ask_runs_to_stop', 'stop_sweep', 'sweep', 'report', 'Unfinished', 'obey_sweep']
 
 # %% ../../nbs/sweep.ipynb #2ee0aad4
 import difflib
@@ -176,6 +176,12 @@ def check_tasks(
     return list(tasks.values())
 
 # %% ../../nbs/sweep.ipynb #0c7631af
+def is_scratch(
+    tasks: list[Task],       # of a sweep
+) -> bool:                   # whether they leave no records
+    "Smoke runs are scratch."
+    return all(task.profile == "smoke" for task in tasks)
+
 def make_plan(
     path: Path,              # a sweep file, .yml or .json
 ) -> Plan:
@@ -194,8 +200,7 @@ def make_plan(
                            "pip install pyyaml, or write the sweep as JSON") from None
     except ValueError as error:
         raise SweepError(f"{path}: {error}") from None
-    scratch = all(task.profile == "smoke" for task in tasks)
-    runs = Path("build" if scratch else os.environ.get("RVNNBOOK_RUNS", "runs")).resolve()
+    runs = Path("build" if is_scratch(tasks) else os.environ.get("RVNNBOOK_RUNS", "runs")).resolve()
     return Plan(experiment, runs / "sweeps" / path.stem, settings, tasks)
 
 # %% ../../nbs/sweep.ipynb #93751097
@@ -704,9 +709,9 @@ def obey_sweep(
     show = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True))
     found = sweep(plan, words.engine, words.address, words.again, *([show] if live else []))
     print("\n" * live + report(plan, found), flush=True)
-    scratch = all(task.profile == "smoke" for task in plan.tasks)
     print(f"a smoke run leaves no record; what each said is in {os.path.relpath(plan.folder)}/logs"
-          if scratch else f"their records: rvnnbook results {Path(plan.experiment).stem}")
+          if is_scratch(plan.tasks) else
+          f"their records: rvnnbook results {Path(plan.experiment).stem}")
     words = {state.word for state in found.values()}
     if words <= {"finished", "isolated", "refused"} and words != {"finished"}:
         count = sum(state.word in ("isolated", "refused") for state in found.values())
