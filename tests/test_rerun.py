@@ -105,13 +105,15 @@ def test_every_parameter_is_listed_with_its_values_and_its_meaning(name):
     heads, meanings = {line.partition(" ")[0]: line for line in lines[::2]}, lines[1::2]
     assert heads.keys() == run.keys() and len(lines) == 2 * len(run)
     assert all(meaning.startswith("    ") and len(meaning) > 7 and "#" not in meaning for meaning in meanings)
-    for name in run.keys() - {"profile"}:
+    for name in run:
         assert f"cpu {run[name]!r}" in heads[name] or heads[name] == f"{name} = {run[name]!r}"
 
 
 def test_parameters_are_listed_and_a_bare_name_is_understood():
     done = run("run", "nbs/experiments/gold_trees.ipynb", "--parameters", cwd=ROOT)
-    assert done.returncode == 0 and done.stdout.startswith("profile\n    ") and "\nseed = 0\n    " in done.stdout
+    assert done.returncode == 0 and done.stdout.startswith("profile = smoke 'smoke', cpu 'cpu'") and "\nseed = 0\n    " in done.stdout
+    done = run("run", "nbs/crvnn.ipynb", "--parameters", cwd=ROOT)
+    assert done.returncode == 2 and "has no parameters cell" in done.stderr and done.stderr.count("\n") == 1
     done = run("run", "gold_trees", cwd=ROOT)
     assert done.returncode == 2 and done.stderr.endswith("Did you mean nbs/experiments/gold_trees.ipynb?\n")
 

@@ -125,23 +125,22 @@ def parameter_lines(
     notebook: dict,        # an experiment chapter as JSON data
 ) -> list[str]:            # two for each parameter: its values by profile, what it means
     "The parameters of a notebook, for people."
+    check_parameters(notebook, {})             # refuses a chapter that has none
     cell = next("".join(cell["source"]) for cell in notebook["cells"]
                 if "parameters" in cell["metadata"].get("tags", []))
     remarks = re.findall(r"^(\w+) *=.*?# *(.*(?:\n +#.*)*)", cell, re.M)
-    meanings = {name: re.sub(r"\n +# *", " ", remark) for name, remark in remarks}
     filled = {}
     for profile in ("smoke", "cpu", "paper"):
         try:
             filled[profile] = vars(check_parameters(notebook, {"profile": profile}))
-        except ValueError:                 # a notebook need not have all of them
+        except ValueError:                     # a notebook need not have all of them
             continue
     lines = []
-    for name, meaning in meanings.items():
-        values = {profile: run[name] for profile, run in filled.items()}
-        told = [f"{value!r}" if len({*map(repr, values.values())}) == 1 else f"{profile} {value!r}"
-                for profile, value in values.items()]
-        lines += [f"{name} = {', '.join(dict.fromkeys(told))}" * (name != "profile") or name,
-                  f"    {meaning}"]
+    for name, remark in remarks:
+        values = {profile: repr(run[name]) for profile, run in filled.items()}
+        told = ", ".join(f"{profile} {value}" for profile, value in values.items())
+        lines += [f"{name} = {told if len({*values.values()}) > 1 else [*values.values()][0]}",
+                  "    " + re.sub(r"\n +# *", " ", remark)]
     return lines
 
 # %% ../../nbs/rerun.ipynb #1ae46738
