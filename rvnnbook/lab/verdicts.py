@@ -59,6 +59,7 @@ def verdict(
 _LENGTHS = {f"len_{a}_{b}": (a, b) for a, b in (
     (81, 100), (101, 200), (200, 250), (201, 500), (500, 600), (501, 700), (701, 1000),
     (900, 1000), (1500, 2000))}
+_BYTES = {"text": "IMDB test, bytes", "retrieval": "AAN test, bytes"}
 _PAIRS = {     # task of the experiment on inference -> paper's column -> title of our test
     "snli": {"snli": "SNLI test", "snli_hard": "SNLI hard", "snli_break": "SNLI break",
              "snli_counterfactual": "SNLI counterfactual"},
@@ -94,16 +95,16 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
     "images": {name: (rf"{name}( at \d+ × \d+)?, test", {"collection": name})
                for name in ("mnist", "cifar10")},
     "sequences": {f"{part}_{size}": (f"{part}_{size}, test", {"task": task, "size": size})
-                  for part, task, sizes in (("sort", "sort", (5, 10)), ("tree", "traverse",
-                  (3, 4, 5, 8, 10))) for size in sizes},
+                  for part, task, sizes in (("sort", "sort", (5, 10)),
+                                            ("tree", "traverse", (3, 4, 5, 8, 10)))
+                  for size in sizes},
     "parsing": {task: (f"published, {task}, test", {"task": task, "base": base}) for task, base in
                 dict(geo="linear", atis="linear", jobs="linear", django="lstm").items()},
     "sentiment": {**{f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
                   "imdb": ("IMDB test(, in part)?", {"task": "imdb"}),
                   **{f"imdb_{kind}": (f"IMDB {kind} test", {"task": "imdb"})
                      for kind in ("contrast", "counterfactual")}},
-    "bytes": {task: (f"{name} test, bytes(, in part)?", {"task": task})
-              for task, name in (("text", "IMDB"), ("retrieval", "AAN"))},
+    "bytes": {task: (f"{title}(, in part)?", {"task": task}) for task, title in _BYTES.items()},
     "inference": {column: (f"{title}(, trained on revised)?", {"task": task})
                   for task, titles in _PAIRS.items() for column, title in titles.items()},
     "ablation": {"listops": (r"held out, up to \d+ tokens", {})},
