@@ -79,3 +79,10 @@ def test_files_of_the_published_forms_are_read_and_called_whole_if_they_are(tmp_
     most = int(re.search(r"'most bytes': (\d+)", done.stdout)[1])
     longest_line = max(len(line.encode()) for line in lines)
     assert 40 < most <= longest_line if longest == 4000 else most == 40
+
+
+@pytest.mark.long
+def test_made_pairs_are_learned_by_the_command_on_the_page(tmp_path, tmp_path_factory):
+    command = next(line for cell in NOTEBOOK["cells"] for line in "".join(cell["source"]).splitlines() if "-p steps=400" in line)
+    done = smoke(tmp_path, tmp_path_factory, *re.findall(r"-p (\S+)", command))
+    assert float(re.search(r"'accuracy': ([\d.]+)", done.stdout)[1]) > .9, done.stderr
