@@ -61,6 +61,9 @@ def test_every_encoder_and_every_experiment_is_led_to():
     assert compared <= set(pairs) and set(pairs) - compared == NO_ROW["models of inference"]
     assert all(pairs[model] == ENCODER_OF[model] for model in compared)
     led |= {pairs[model] for model in compared}
+    readers = literal("bytes", "MODELS")
+    assert {way.parameters["model"] for *_, way in ALL_WAYS if way.experiment == "bytes"} == set(readers)
+    assert all(readers[model] == ENCODER_OF[model.removesuffix(" minus S4D")] for model in readers)
     assert led <= set(list_encoders()) and set(list_encoders()) - led == NO_ROW["encoders"]
     assert {path.stem for path in EXPERIMENTS.glob("*.ipynb")} - {way.experiment for *_, way in ALL_WAYS} == NO_ROW["experiments"]
     assert set(models) - set(NESTED) == NO_ROW["models of nested"] and set(NESTED) <= set(models)

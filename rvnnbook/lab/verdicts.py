@@ -59,6 +59,7 @@ def verdict(
 _LENGTHS = {f"len_{a}_{b}": (a, b) for a, b in (
     (81, 100), (101, 200), (200, 250), (201, 500), (500, 600), (501, 700), (701, 1000),
     (900, 1000), (1500, 2000))}
+_BYTES = {"text": "IMDB test, bytes", "retrieval": "AAN test, bytes"}
 _PAIRS = {     # task of the experiment on inference -> paper's column -> title of our test
     "snli": {"snli": "SNLI test", "snli_hard": "SNLI hard", "snli_break": "SNLI break",
              "snli_counterfactual": "SNLI counterfactual"},
@@ -97,13 +98,13 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
                   for part, task, sizes in (("sort", "sort", (5, 10)),
                                             ("tree", "traverse", (3, 4, 5, 8, 10)))
                   for size in sizes},
-    "parsing": {task: (f"published, {task}, test",
-                       {"task": task, "base": "lstm" if task == "django" else "linear"})
-                for task in ("geo", "atis", "jobs", "django")},
+    "parsing": {task: (f"published, {task}, test", {"task": task, "base": base}) for task, base in
+                dict(geo="linear", atis="linear", jobs="linear", django="lstm").items()},
     "sentiment": {**{f"sst{n}": (f"SST-{n} test", {"task": f"sst{n}"}) for n in (2, 5)},
                   "imdb": ("IMDB test(, in part)?", {"task": "imdb"}),
                   **{f"imdb_{kind}": (f"IMDB {kind} test", {"task": "imdb"})
                      for kind in ("contrast", "counterfactual")}},
+    "bytes": {task: (f"{title}(, in part)?", {"task": task}) for task, title in _BYTES.items()},
     "inference": {column: (f"{title}(, trained on revised)?", {"task": task})
                   for task, titles in _PAIRS.items() for column, title in titles.items()},
     "ablation": {"listops": (r"held out, up to \d+ tokens", {})},
@@ -113,7 +114,7 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
 # %% ../../nbs/verdicts.ipynb #5d0c7be1
 OWN_TEST = re.compile("official.*|published.*|SST-[25] test|"
                       "(nottingham|jsb|piano_midi|mnist|cifar10), test|"
-                      "IMDB (contrast |counterfactual )?test|"
+                      "IMDB (contrast |counterfactual )?test|(IMDB|AAN) test, bytes|"
                       "SNLI (test|hard|break)|MNLI[ ,a-z]+matched|ConjNLI|PAWS-(QQP|Wiki)")
 
 # %% ../../nbs/verdicts.ipynb #562820f7
@@ -164,7 +165,6 @@ REASONS = {                # why a row has no way
     "baseline": "this book does not have the model",
     "unasked": "this book has the parts, and no experiment puts them together",
     "translation": "translations are left to a later edition",
-    "lra": "the data of the Long Range Arena have to be fetched, and no experiment takes them yet",
     "settings": "these are settings, not results"}
 
 # %% ../../nbs/verdicts.ipynb #ecb550fd
@@ -217,6 +217,11 @@ def _to_sentiment(row):
 def _to_inference(row):
     return Way("inference", {"model": row})
 
+def _to_bytes(row):
+    model = row.removesuffix(" quoted")
+    known = ENCODER_OF.get(model.removesuffix(" minus S4D"))
+    return Way("bytes", {"model": model}) if known else "baseline"
+
 # %% ../../nbs/verdicts.ipynb #275c57e0
 def _to_design_space(row):                 # a router is asked twice, with few layers and with many
     model = "NDR" if row.startswith("NDR") else row
@@ -234,8 +239,8 @@ def _to_efficiency(samples, ranges=None):
 # %% ../../nbs/verdicts.ipynb #e1bb2270
 WAYS: dict[str, Callable | str] = {    # table -> what finds the way of a row, or why there is none
     "rir.table1": _to_efficiency(100), "rir.table2_and_5": _to_listops, "rir.table3": _to_logic,
-    "rir.table4": "lra", "rir.table6": _to_sentiment,
-    "rir.table7": _to_inference, "rir.table8": "lra",
+    "rir.table4": _to_bytes, "rir.table6": _to_sentiment,
+    "rir.table7": _to_inference, "rir.table8": _to_bytes,
     "design_space.table2": _to_design_space, "design_space.table3": _to_design_space,
     "self_iru.table1": _to_images, "self_iru.table2": _to_logic, "self_iru.table3": _to_sequences,
     "self_iru.table4": _to_music, "self_iru.table5": _to_parsing, "self_iru.table6": _to_gates,
