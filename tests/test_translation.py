@@ -193,6 +193,17 @@ def test_a_perfect_answer_has_the_bleu_of_100(page):
     assert (silent["bleu"], silent["exact_match"]) == (0, 0)
 
 
+def test_what_stands_for_rare_words_is_never_written(page):
+    out, unknown = page.model.decoder.out, page.vocabulary.ids["UNKNOWN"]
+    with torch.no_grad():
+        before = float(out.bias[unknown])
+        out.bias[unknown] = 100.0                                          # the model would write nothing else
+        said = page.translations(page.test[:5])
+        assert out.bias[unknown] == 100 and not any("UNKNOWN" in words for words in said)
+        assert answer(page.model, *page.deck(page.test[:5])[:2], 4).words.eq(unknown).all()
+        out.bias[unknown] = before
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_smoke_run_without_jupyter_leaves_its_log_alone(tmp_path, tmp_path_factory, variant):
     words = ["run", EXPERIMENT, "--no-notebook", "-p", f"variant={variant}", "-p", "epochs=2"]
