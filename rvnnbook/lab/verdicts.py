@@ -68,6 +68,8 @@ _PAIRS = {     # task of the experiment on inference -> paper's column -> title 
              "neg_mm": "MNLI negation, mismatched", "len_m": "MNLI length, matched",
              "len_mm": "MNLI length, mismatched"},
     "qqp": {"qqp": "QQP test", "paws_qqp": "PAWS-QQP", "paws_wiki": "PAWS-Wiki"}}
+_TALKS = {column: (f"published, {task}, test|second half of tst2013.*", {"task": task})
+          for column, task in (("iwslt14_de_en", "de_en"), ("iwslt15_en_vi", "en_vi"))}
 
 # %% ../../nbs/verdicts.ipynb #ca9fdac7
 COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameters of its own
@@ -107,7 +109,7 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
     "bytes": {task: (f"{title}(, in part)?", {"task": task}) for task, title in _BYTES.items()},
     "inference": {column: (f"{title}(, trained on revised)?", {"task": task})
                   for task, titles in _PAIRS.items() for column, title in titles.items()},
-    "ablation": {"listops": (r"held out, up to \d+ tokens", {})},
+    "ablation": {"listops": (r"held out, up to \d+ tokens", {})}, "translation": _TALKS,
     "bench_efficiency": {column: (f"{a} to {b} tokens, {{encoders}}", {})
                          for column, (a, b) in _LENGTHS.items()}}
 
@@ -137,6 +139,7 @@ class Way:
         return {"accuracy_percent": ("accuracy", 100.0), "gigabytes": ("memory_mb", 1e-3),
                 "negative_log_likelihood": ("surprise", 1.0),
                 "exact_match_percent": ("exact_match", 100.0), "perplexity": ("perplexity", 1.0),
+                "bleu": ("bleu", 1.0),
                 "minutes": ("seconds", self.parameters.get("samples", 0) / 60)}[metric]
 
     def command(self, column):
@@ -164,7 +167,6 @@ VARIANT_OF = {             # a row of the ablation -> variant of the experiment
 REASONS = {                # why a row has no way
     "baseline": "this book does not have the model",
     "unasked": "this book has the parts, and no experiment puts them together",
-    "translation": "translations are left to a later edition",
     "settings": "these are settings, not results"}
 
 # %% ../../nbs/verdicts.ipynb #ecb550fd
@@ -208,6 +210,11 @@ def _to_gates(row):                        # "depth 2 lstm"
     return Way("parsing", {"encoder": "bilstm", "decoder": "self_iru", "depth": int(depth),
                            "base": base}, instead=STAND_IN)
 
+def _to_translation(row):
+    settings = {"Transformer": {"variant": "feed_forward"},
+                "Transformer + Self-IRU": {"variant": "self_iru", "depth": 2}}
+    return Way("translation", settings[row])
+
 def _to_sentiment(row):
     if row in ("CRvNN", "OM", "BT-GRC", "BT-GRC-OS", "EBT-GRC", "BBT-GRC", "RIR-GRC",
                "RIR-EBT-GRC"):
@@ -244,7 +251,7 @@ WAYS: dict[str, Callable | str] = {    # table -> what finds the way of a row, o
     "design_space.table2": _to_design_space, "design_space.table3": _to_design_space,
     "self_iru.table1": _to_images, "self_iru.table2": _to_logic, "self_iru.table3": _to_sequences,
     "self_iru.table4": _to_music, "self_iru.table5": _to_parsing, "self_iru.table6": _to_gates,
-    "self_iru.table7": "settings", "self_iru.table8": "translation",
+    "self_iru.table7": "settings", "self_iru.table8": _to_translation,
     "crvnn.table2": _to_logic, "crvnn.table3": _to_listops, "crvnn.table4": _to_listops,
     "crvnn.table5": _to_sentiment, "crvnn.table7": _to_ablation,
     "crvnn.table6": _to_efficiency(50, "81-100 101-200 201-500 501-700 701-1000")}
