@@ -109,6 +109,22 @@ def test_catalog_installs_what_published_reads(shared, files, tmp_path, monkeypa
     assert "Nottingham.mat: its checksum is not that of the published file" in refused(published, "nottingham")
 
 
+def test_published_reads_the_file_that_the_catalog_names(tmp_path, monkeypatch):
+    "Without the published files: a made one, with its checksum in the catalog."
+    music = make_music((3, 1, 2), longest=9)
+    folder = tmp_path / "polymusic"
+    folder.mkdir()
+    raw = write_music(folder / "JSB_Chorales.mat", music).read_bytes()
+    entry = find("polymusic")
+    made = entry._replace(files=tuple(
+        file._replace(checksum=hashlib.sha256(raw).hexdigest()) if file.path.endswith("JSB_Chorales.mat") else file for file in entry.files))
+    monkeypatch.setattr("rvnnbook.data.catalog.find", {"polymusic": made}.__getitem__)
+    monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
+    assert same(published("jsb"), music) and same(published("jsb", folder), music)
+    (folder / "JSB_Chorales.mat").write_bytes(raw + b" ")
+    assert "its checksum is not that of the published file" in refused(published, "jsb")
+
+
 def test_packing_a_published_collection_again(files):
     assert same(parse_music(pack_music(files["jsb"])), files["jsb"])
 
