@@ -1,5 +1,6 @@
 "What the chapter on images cannot show in a lesson: the published files, damage at every byte of a head, fuzz, and a model that has to remember."
 import gzip
+import hashlib
 import lzma
 import math
 import subprocess
@@ -130,6 +131,25 @@ def test_what_published_asks_the_catalog_is_there(tmp_path):
     path.write_bytes(archive([(name, pack_cifar(photographs(1))) for name in TRAIN + TEST]))
     assert refused(published, "cifar10", tmp_path) == f"{path}: its checksum is not that of the published file"
     assert "there are mnist, cifar10" in refused(published, "MNIST")
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_published_reads_the_files_that_the_catalog_names(tmp_path, monkeypatch, kind):
+    "Without the published files: made ones, with their checksums in the catalog."
+    random, made, raw = np.random.default_rng(0), {}, {}
+    for part, count in (("train", 7), ("t10k", 3)):
+        made[part] = [Picture(random.integers(0, 256, (28, 28, 1), np.uint8), int(random.integers(10))) for _ in range(count)]
+        raw[f"{part}-images-idx3-ubyte"] = pack_idx(np.stack([picture.pixels[..., 0] for picture in made[part]]))
+        raw[f"{part}-labels-idx1-ubyte"] = pack_idx(np.array([picture.label for picture in made[part]], np.uint8))
+    folder, entry = tmp_path / "mnist", find("mnist")
+    folder.mkdir()
+    for name, content in raw.items():
+        (folder / f"{name}{kind}").write_bytes(PACKERS[kind](content))
+    named = entry._replace(files=tuple(file._replace(checksum=hashlib.sha256(raw[Path(file.path).name]).hexdigest()) for file in entry.files))
+    monkeypatch.setattr("rvnnbook.data.catalog.find", {"mnist": named}.__getitem__)
+    monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
+    for found in (published("mnist"), published("mnist", folder)):
+        assert same(found.train, made["train"]) and same(found.test, made["t10k"])
 
 
 # ---- idx
