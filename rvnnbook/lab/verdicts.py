@@ -224,6 +224,7 @@ def _to_sentiment(row):
 def _to_inference(row):
     return Way("inference", {"model": row})
 
+# %% ../../nbs/verdicts.ipynb #2c7fe9b0
 def _to_bytes(row):
     model = row.removesuffix(" quoted")
     known = ENCODER_OF.get(model.removesuffix(" minus S4D"))
