@@ -59,7 +59,10 @@ def verdict(
 _LENGTHS = {f"len_{a}_{b}": (a, b) for a, b in (
     (81, 100), (101, 200), (200, 250), (201, 500), (500, 600), (501, 700), (701, 1000),
     (900, 1000), (1500, 2000))}
-_BYTES = {"text": "IMDB test, bytes", "retrieval": "AAN test, bytes"}
+_BYTES = {task: (f"{title} test, bytes(, in part)?", {"task": task})
+          for task, title in (("text", "IMDB"), ("retrieval", "AAN"))} | {
+    f"listops_{corpus}": (f"generated, {corpus}_test, trained on {corpus}",
+                          {"experiment": "nested", "corpus": corpus}) for corpus in ("lra", "mix")}
 _PAIRS = {     # task of the experiment on inference -> paper's column -> title of our test
     "snli": {"snli": "SNLI test", "snli_hard": "SNLI hard", "snli_break": "SNLI break",
              "snli_counterfactual": "SNLI counterfactual"},
@@ -106,9 +109,9 @@ COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameter
                   "imdb": ("IMDB test(, in part)?", {"task": "imdb"}),
                   **{f"imdb_{kind}": (f"IMDB {kind} test", {"task": "imdb"})
                      for kind in ("contrast", "counterfactual")}},
-    "bytes": {task: (f"{title}(, in part)?", {"task": task}) for task, title in _BYTES.items()},
-    "inference": {column: (f"{title}(, trained on revised)?", {"task": task})
-                  for task, titles in _PAIRS.items() for column, title in titles.items()},
+    "bytes": _BYTES, "inference": {column: (f"{title}(, trained on revised)?", {"task": task})
+                                   for task, titles in _PAIRS.items()
+                                   for column, title in titles.items()},
     "ablation": {"listops": (r"held out, up to \d+ tokens", {})}, "translation": _TALKS,
     "bench_efficiency": {column: (f"{a} to {b} tokens, {{encoders}}", {})
                          for column, (a, b) in _LENGTHS.items()}}
@@ -134,6 +137,10 @@ class Way:
         pattern, more = COLUMNS[self.experiment].get(column, (None, {}))
         return pattern and pattern.format_map(self.asked), more
 
+    def measured_by(self, column):
+        "The experiment of a column: that of the row, unless the column names another one."
+        return self.split(column)[1].get("experiment", self.experiment)
+
     def measure(self, metric):
         "Our name for what the paper measures, and what to multiply ours by."
         return {"accuracy_percent": ("accuracy", 100.0), "gigabytes": ("memory_mb", 1e-3),
@@ -145,7 +152,8 @@ class Way:
     def command(self, column):
         "What makes the run of a column."
         words = {**self.split(column)[1], **self.parameters, **self.asked}
-        return (f"rvnnbook run nbs/experiments/{self.experiment}.ipynb --profile cpu "
+        experiment = words.pop("experiment", self.experiment)
+        return (f"rvnnbook run nbs/experiments/{experiment}.ipynb --profile cpu "
                 + " ".join(f"-p {shlex.quote(f'{name}={value}')}" for name, value in words.items()))
 
 # %% ../../nbs/verdicts.ipynb #ea2b9743
@@ -288,7 +296,7 @@ def answer(
     pattern, more = way.split(column) if isinstance(way, Way) else (None, {})
     if pattern:
         name, unit = way.measure(metric)
-        found = select(records, experiment=way.experiment, **{**more, **way.parameters})
+        found = select(records, **{"experiment": way.experiment, **more, **way.parameters})
         splits = {record["id"]: [title for title, scores in record["metrics"].items()
                                  if re.fullmatch(pattern, title) and name in scores]
                   for record in found}
@@ -444,7 +452,8 @@ def notes(
             whose = (f"on the paper's own test: {', '.join(own)}" if own
                      else "trained or tested on other sets than the paper's")
             whose += f"; {way.instead}" * bool(way.instead)
-            sources.setdefault(f"{way.experiment}; {provenance(runs)}; {whose}.", []).append(row)
+            experiments = ", ".join(dict.fromkeys(run["experiment"] for run in runs))
+            sources.setdefault(f"{experiments}; {provenance(runs)}; {whose}.", []).append(row)
     told += [f"{', '.join(rows)}, ours: {source}" for source, rows in sources.items()]
     return told + [f"No way yet{' for ' + ', '.join(rows) if len(rows) < len(table.rows) else ''}: "
                    f"{REASONS[reason]}." for reason, rows in reasons.items()]
@@ -460,7 +469,7 @@ def waiting(
             for one in answers:
                 if one.verdict == "not run" and _has_way(shown.table, row, one):
                     way = way_of(shown.table.name, row)
-                    commands = found.setdefault(way.experiment, {})
+                    commands = found.setdefault(way.measured_by(one.pair.column), {})
                     commands[way.command(one.pair.column)] = None
     return {experiment: list(commands) for experiment, commands in found.items()}
 
