@@ -245,7 +245,7 @@ def signature(
 
 # %% ../../nbs/runs.ipynb #cd358f9b
 LIBRARIES = ("torch", "numpy", "accelerate", "pytorch-optimizer", "safetensors")
-POINTS = 200               # most points of a curve, and most trees, in a trace
+POINTS = 200               # most points of a curve, and most samples, in a trace
 
 def libraries() -> dict[str, str]:           # name -> version
     "Versions of Python and of those installed libraries that can change a result."
@@ -302,7 +302,7 @@ def new_record(
 # %% ../../nbs/runs.ipynb #ad51b3c1
 def make_trace(
     history: Iterable[dict],           # rows of numbers, "step" among them, in order
-    trees: Iterable[str] = (),         # sample trees as text
+    trees: Iterable[str] = (),         # samples as text: trees, answers, gates
     most: int = POINTS,                # points to keep
 ) -> dict:                             # {"curve": {name: numbers}, "trees": texts}
     "A compact trace of a training: evenly chosen rows, the first and the last among them."
@@ -317,7 +317,7 @@ def make_trace(
 def validate_trace(
     trace: dict,                       # as JSON data
 ) -> dict:                             # the same
-    "Refuse a trace that is not a curve of at most 200 points and some trees."
+    "Refuse a trace that is not a curve of at most 200 points and some samples."
     texts = ("a list of at most 200 texts", lambda v: type(v) is list and len(v) <= POINTS
              and all(type(text) is str for text in v))
     _expect_fields("the trace", trace, {"curve": TABLE, "trees": texts})
