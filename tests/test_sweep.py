@@ -93,10 +93,11 @@ def write(clone, name="some", **asked):
 
 
 def start(clone, *words, **environment):
+    "A sweep that hears all signals, even where the tests were begun in the background or below `nohup`."
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RVNNBOOK_")}
     return subprocess.Popen([sys.executable, "-m", "rvnnbook", "sweep", *map(str, words)], cwd=clone, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-                            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))      # as if not begun below `nohup`
+                            preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)])
 
 
 def sweep(clone, *words, **environment):
