@@ -172,6 +172,28 @@ def test_a_notebook_that_raises_fails_in_one_line_and_keeps_the_earlier_result(s
     assert run("run", "small.ipynb", "-p", "n=8", cwd=tmp_path).returncode == 0
 
 
+def test_a_text_that_records_prove_wrong_fails_the_book_but_not_the_run(small, tmp_path):
+    book = json.loads(small.read_text())
+    def with_cells(*pairs):
+        more = notebook(*(source for source, _ in pairs))["cells"]
+        for number, (cell, (_, trains)) in enumerate(zip(more, pairs)):
+            cell.update(id=f"more{number}", metadata={"tags": ["run"] * trains})
+        small.write_text(json.dumps({**book, "cells": book["cells"] + more}))
+    with_cells(("score = run.n", True), ("assert score > 5, 'the text says so'", False), ("print('shown', score)", False))
+    done = run("run", "small.ipynb", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.count("needs another look: cell 5 raised AssertionError.") == 1, done.stderr
+    target = tmp_path / done.stdout.splitlines()[-1].removeprefix("done: ")
+    assert "the text says so" in target.read_text() and "shown 2" in target.read_text()
+    assert not [name for name in files(tmp_path) if "failed" in name]
+    done = run("run", "small.ipynb", "-p", "n=6", cwd=tmp_path)
+    assert done.returncode == 0 and "another look" not in done.stdout
+    with pytest.raises(RuntimeError, match="cell 5 raised AssertionError: the text says so"):     # as the book runs it
+        execute(small, tmp_path / "out" / "small.ipynb")
+    with_cells(("score = run.n", True), ("assert score > 5, 'not yet'", False), ("print('shown', score)", True))
+    done = run("run", "small.ipynb", cwd=tmp_path)
+    assert done.returncode == 1 and "AssertionError: not yet" in done.stderr
+
+
 def test_plain_papermill_meets_the_same_gate(small, tmp_path):
     papermill = Path(sys.executable).with_name("papermill")
     def attempt(*words):

@@ -217,18 +217,25 @@ def _silent_kernel():
         os.close(nowhere)
 
 # %% ../../nbs/rerun.ipynb #dac71348
-def _tell_guard(note):
+def _tell_guard(note, script, disputed):
     "What papermill has to do so that a guard can watch: announce cells, pass on what they say."
+    to_come = script                           # cells tagged `run`
     def begin(cell, cell_index):
         begin_cell(cell_index + 1, cell.source)
 
     def end(cell, cell_index, execute_reply):
+        nonlocal to_come
         read_note(note)
+        tags = cell.metadata.setdefault("tags", [])
         for output in cell.outputs:
             stopped = output.get("ename") == "KeyboardInterrupt"
             raised = "" if stopped else "\n".join(output.get("traceback", []))
             if value := output.get("data", {}).get("text/plain", raised):
                 print(re.sub(r"\x1b\[[0-9;]*m", "", value), flush=True)
+            if raised and script and not to_come:              # the record is kept; go on
+                tags.append("raises-exception")
+                disputed.append(f"cell {cell_index + 1} raised {output['ename']}")
+        to_come -= "run" in tags
         end_cell(cell_index + 1)
 
     return {"on_notebook_start": lambda notebook: read_note(note), "on_cell_execute": begin,
@@ -245,7 +252,7 @@ def _first_line(root, log, note):
     heed = f"\n__import__('rvnnbook.lab.guard', fromlist=['heed']).heed({str(note)!r})"
     return line + heed if note else line
 
-def _run_in_kernel(staged, partial, parameters, folder, line, told):
+def _run_in_kernel(staged, partial, parameters, folder, line, told, disputed):
     "Have papermill run a notebook, and tell apart what can end it."
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -258,7 +265,10 @@ def _run_in_kernel(staged, partial, parameters, folder, line, told):
     except PapermillExecutionError as error:
         if told and error.ename in ("Held", "KeyboardInterrupt"):    # no fault of the notebook's
             raise (Held(error.evalue) if error.ename == "Held" else KeyboardInterrupt) from None
-        raise
+        if not disputed:
+            raise
+        print(f"The run is complete. What its page says of all records needs another look: "
+              f"{'; '.join(disputed)}.", flush=True)
     except RuntimeError as error:
         raise (Dead(str(error)) if str(error).startswith("Kernel died") else error) from None
 
@@ -280,10 +290,12 @@ def execute(
     notebook = strip_directives(json.loads(source.read_text()))
     notebook["metadata"] = {**notebook["metadata"], **({"run": about} if about else {})}
     staged.write_text(json.dumps(notebook))
-    line, told = _first_line(root, log, about and note), _tell_guard(note) if about else {}
+    script = sum("run" in cell["metadata"].get("tags", []) for cell in notebook["cells"])
+    line, disputed = _first_line(root, log, about and note), []
+    told = _tell_guard(note, script, disputed) if about else {}
     failed = target.with_suffix(".failed.ipynb")
     try:
-        _run_in_kernel(staged, partial, parameters, source.parent, line, told)
+        _run_in_kernel(staged, partial, parameters, source.parent, line, told, disputed)
         record = {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
         os.replace(partial, target)
     except PapermillExecutionError as error:
