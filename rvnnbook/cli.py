@@ -7,6 +7,7 @@ __all__ = ['STATUSES', 'parser', 'add_run', 'seconds', 'add_results', 'add_bench
 # %% ../nbs/cli.ipynb #26e67603
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -251,8 +252,9 @@ def results(
         if path:
             write(records, Path(path))
     written = [path for path, _ in files if path]
+    screen = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return (f"{len(records)} records in {' and '.join(written)}" if written
-            else runs.results_table(records, words.mean))
+            else runs.results_table(records, words.mean, screen))
 
 # %% ../nbs/cli.ipynb #e972cb5b
 def merge(

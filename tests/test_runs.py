@@ -502,7 +502,7 @@ def test_the_mean_over_seeds():
     wide = make(seed=1, parameters={"dim": 16}, finished=False, metrics={"other": {"accuracy": 1}})
     assert sorted(map(len, over_seeds([*first, wide, again]))) == [1, 3]
     assert sorted(record["seed"] for runs in over_seeds([*first, again]) for record in runs) == [0, 1, 2]
-    lines = results_table([*first, wide, again], mean=True).splitlines()
+    lines = results_table([*first[::-1], wide, again], mean=True).splitlines()
     assert len(lines) == 4 and "other" in lines[1] and "  0 1 2 " in lines[2] + lines[3]
     told = {line for line in lines[2:] if "0.6667 ± 0.19" in line}      # of 0.5, 0.625 and 0.875
     assert len(told) == 1 and "unfinished" not in told.pop()
@@ -517,7 +517,14 @@ def test_the_table_of_records():
     assert re.split(r"\s{2,}", lines[5]) == ["profile", "encoder", "seed", "official <= 100", "official <= 100: surprise", "generated 200 to 300", "commit"]
     assert re.split(r"\s{2,}", lines[6]) == ["cpu", "crvnn", "0", "0.75", "0.5", "0.5", "abababa, unknown"]
     assert lines[7].endswith("stale: core; unfinished")
-    assert results_table([]) == results_table([], mean=True) == "no records"
+    assert results_table([]) == results_table([], mean=True) == results_table([], width=1) == "no records"
+    widest = max(map(len, lines))
+    assert results_table([fresh, stale], width=widest) == results_table([fresh, stale])
+    told = results_table([fresh, stale], width=widest - 1).splitlines()
+    assert told[0] == "toy" and told.count("") == 1 and max(map(len, told)) < widest
+    pairs = [re.split(r"\s{2,}", line.strip()) for line in told[1:told.index("")]]
+    assert pairs == [list(pair) for pair in zip(re.split(r"\s{2,}", lines[5]), re.split(r"\s{2,}", lines[6]))]
+    assert told[-1].strip() == "stale: core; unfinished"
     assert sittings([fresh, make(legs=[], device="a GPU")]) == ("abababa, unknown, cdcdcdc+", "a processor, a GPU")
 
 

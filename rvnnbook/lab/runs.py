@@ -721,10 +721,18 @@ def _told(values):
     spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.4g}{spread}" if values else ""
 
+def _value_by_value(rows):
+    "A table turned: its titles down the side, one record below the other."
+    indent = max(map(len, rows[0]))
+    blocks = [[f"  {title:{indent}}  {value}" for title, value in zip(rows[0], row) if value]
+              for row in rows[1:]]
+    return [line for block in blocks for line in ["", *block]][1:]
+
 # %% ../../nbs/runs.ipynb #f3c96d20
 def results_table(
     records: Iterable[dict],   # of any experiments
     mean: bool = False,        # a line for all seeds together
+    width: int | None = None,  # columns of the screen: a wider table is told value by value
 ) -> str:                      # lines of text
     "One line for each record: what was run, what came out, and whether the code is still the same."
     groups, known = {}, {}
@@ -735,6 +743,7 @@ def results_table(
         names, scores = telling(group), _scores(group)
         rows = [["profile", *names, "seed", *scores.values(), "commit", ""]]
         for runs in over_seeds(group) if mean else [[record] for record in group]:
+            runs = sorted(runs, key=lambda record: record["seed"])
             values = [[record["metrics"][split][name] for record in runs
                        if name in record["metrics"].get(split, {})] for split, name in scores]
             stale = ", ".join(dict.fromkeys(name.removeprefix("rvnnbook.") for record in runs
@@ -745,8 +754,9 @@ def results_table(
                          " ".join(str(record["seed"]) for record in runs), *map(_told, values),
                          sittings(runs)[0], "; ".join(remarks)])
         widths = [max(map(len, column)) for column in zip(*rows)]
-        lines += [experiment] + ["  ".join(map(str.ljust, row, widths)).rstrip()
-                                 for row in rows] + [""]
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        wide = width is not None and max(map(len, table)) > width
+        lines += [experiment, *(_value_by_value(rows) if wide else table), ""]
     return "\n".join(lines[:-1]) or "no records"
 
 # %% ../../nbs/runs.ipynb #1dbfa8ac
