@@ -9,11 +9,13 @@ NB ?=
 LAB ?=
 export RVNNBOOK_DATA ?= $(CURDIR)/data
 
-.PHONY: help book test test-long chapter lab serve export clean
+.PHONY: help setup book test test-long chapter lab serve export clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/ready  ## make .venv, with the package and all that the book needs
 
 book: .venv/ready  ## set up, execute the chapters that changed, build the site
 	@$(BIN)/rvnnbook book

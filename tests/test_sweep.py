@@ -295,6 +295,10 @@ def test_an_estimate_needs_to_know_how_many_run_at_once(clone, monkeypatch):
     note(plan.folder / "journal.jsonl", key=plan.tasks[0].key, event="ended", code=0, seconds=60.0, said="")
     told = [progress(Work(plan, None, workers)) for workers in (1, 2, math.inf)]
     assert [line.partition("at work")[2] for line in told] == [", about 2 min left", ", about 60 s left", ""]
+    ending = Work(plan, None, 1)
+    assert progress(ending, stopping=True).endswith(" 0 at work")        # nothing more will be begun: no estimate
+    ending.at_work["a run"] = None
+    assert progress(ending, stopping=True).endswith("1 at work: stopping, what is at work saves itself")
 
 
 # Real runs
@@ -303,6 +307,7 @@ def test_a_sweep_tries_again_isolates_and_goes_on(clone):
     file = write(clone, list=[{"seed": 0}, {"seed": 1}] + [{"trouble": word} for word in ("raise", "die", "later", "refuse", "stop")])
     code, out, said = sweep(clone, file, "--dry-run")
     assert code == 0 and out.endswith("7 to do\n") and "runs" not in os.listdir(clone)
+    assert re.match(r"\w+, profile \w+; workers: \w+; journal in \S+\n", out)
     code, out, said = sweep(clone, file)
     assert code == 75 and said.startswith("rvnnbook: stopped") and said.count("\n") == 1, said
     lines = {line.split("  ")[0].strip(): line for line in out.splitlines()}

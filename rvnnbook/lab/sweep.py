@@ -485,11 +485,12 @@ def drive(
             work.settle(future)
         if not work.at_work:
             time.sleep(0.02)
-        show(progress(work))
+        show(progress(work, stopping()))
 
 # %% ../../nbs/sweep.ipynb #08d0ad00
 def progress(
     work: Work,              # what is done and what is left
+    stopping: bool = False,  # nothing more is begun
 ) -> str:                    # one line
     "How many runs are in which state, and about how long the rest will take if it can be known."
     words = [state.word for state in work.states.values()]
@@ -499,6 +500,8 @@ def progress(
     text = f"{words.count('finished')} of {len(words)} finished, {len(work.at_work)} at work"
     for word in ("failed", "isolated", "refused", "stopped"):
         text += f", {words.count(word)} {word}" * (word in words)
+    if stopping:
+        return text + ": stopping, what is at work saves itself" * bool(work.at_work)
     if spent and left and work.workers < math.inf:
         seconds = sum(spent) / len(spent) * math.ceil(left / work.workers)
         text += ", about " + (f"{seconds / 3600:.1f} h" if seconds > 5400 else
@@ -704,7 +707,10 @@ def obey_sweep(
     if words.dry_run or words.status:
         damaged = read_journal(plan.folder / "journal.jsonl")[1]
         remark = f"\n{damaged} damaged lines of the journal were passed over" if damaged else ""
-        return report(plan) + remark
+        profiles = ", ".join(dict.fromkeys(task.profile for task in plan.tasks))
+        return (f"{Path(plan.experiment).stem}, profile {profiles}; workers: "
+                f"{plan.settings['workers']}; journal in {os.path.relpath(plan.folder)}\n"
+                f"{report(plan)}{remark}")
     live = sys.stderr.isatty()
     show = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True))
     found = sweep(plan, words.engine, words.address, words.again, *([show] if live else []))
