@@ -316,6 +316,23 @@ def test_a_record_is_added_once_and_counts_once(tmp_path):
     assert read("toy", tmp_path) == [make()] and check_results(tmp_path) == []
 
 
+def test_a_run_that_had_nothing_left_to_do_is_no_second_run(tmp_path):
+    path = append(make(trace=digest(TRACE, 12)), TRACE, tmp_path)
+    before, later = files_of(tmp_path), "2026-03-01T12:00:00Z"
+    assert append(make(recorded=later, peak_memory_mb=1.5, trace=digest(TRACE, 12)), TRACE, tmp_path) == path
+    assert files_of(tmp_path) == before
+    measured_anew = make(recorded=later, metrics={"test": {"accuracy": 0.25}})
+    other_code = make(recorded=later, modules={"rvnnbook.core": "0123456789ab"})
+    untrained = [make(legs=[], recorded=when) for when in ("2026-03-01T12:00:00Z", "2026-03-01T12:00:01Z")]
+    for record in (measured_anew, other_code, *untrained):       # a benchmark without sittings is a measurement every time
+        append(record, folder=tmp_path)
+    assert len(read("toy", tmp_path)) == 5
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file() and "judged" not in path.name}
+
+
 def test_smoke_runs_are_no_results(tmp_path):
     (tmp_path / "nbs" / "results").mkdir(parents=True)
     (tmp_path / "_toc.yml").write_text("")
@@ -540,7 +557,8 @@ def git(folder, *words):
 def test_two_branches_that_add_records_merge_into_a_valid_file(tmp_path):
     folder = tmp_path / "nbs" / "results"
     git(tmp_path, "init", "-b", "main")
-    shutil.copy(ROOT / ".gitattributes", tmp_path)
+    for name in (".gitattributes", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path)
     def add(branch, seeds, trace=None):
         for seed in seeds:
             append(make(seed=seed, trace=trace and digest(trace, 12)), trace, folder)

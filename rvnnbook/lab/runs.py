@@ -405,12 +405,19 @@ def append(
     folder = Path(folder or results_folder(record["profile"]))
     if record["profile"] == "smoke" and _is_committed(folder):
         raise RecordError("a smoke run is no result: it may not be added to nbs/results")
+    path = folder / f"{record['experiment']}.jsonl"
+    if record["legs"] and any(_same_run(record, other) for other in scan(path)[0]):
+        return path
     if trace is not None:
         write_whole(trace_path(record, folder), _line(trace))
-    path = folder / f"{record['experiment']}.jsonl"
     if not _add_lines(path, {record["id"]: _line(record)}):
         raise RecordError(f"{path.name} has a record {record['id']} already")
     return path
+
+def _same_run(record, other):
+    "Whether two records are of the same sittings and say the same of them."
+    names = [name for name in record if name not in ("id", "recorded", "peak_memory_mb")]
+    return record["id"] != other["id"] and all(record[name] == other[name] for name in names)
 
 def _line(content):
     return json.dumps(content, allow_nan=False, ensure_ascii=False).encode() + b"\n"
