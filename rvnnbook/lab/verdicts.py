@@ -404,7 +404,7 @@ def lines(
             told.append([row if number == 0 else "", label + missing * (not runs),
                          *(_shown(one.pair.paper, one.pair.paper_spread) for one in some)])
             if runs:
-                told.append(["", _whose(runs), *(
+                told.append(["", _whose(some), *(
                     "no run yet" if one.pair.ours is None and _has_way(table, row, one) else
                     _shown(one.pair.ours, one.pair.ours_spread) for one in some)])
                 told.append(["", *_said(some)])
@@ -426,11 +426,21 @@ def _has_way(table, row, one):
     way = way_of(table.name, row)
     return isinstance(way, Way) and way.split(one.pair.column)[0] is not None
 
-def _whose(runs):
+def _span(numbers):
+    "The least and the greatest, or one number."
+    least, most = min(numbers), max(numbers)
+    return f"{least} to {most}" if least < most else f"{most}"
+
+def _whose(answers):
+    runs, seeds = _runs(answers), [one.pair.seeds for one in answers if one.runs]
     profiles = "/".join(sorted({run["profile"] for run in runs}))
-    seeds = len({run["seed"] for run in runs})
     stale = ", stale" * any(map(changed_modules, runs))
-    return f"ours ({profiles}, {seeds} seed{'s' * (seeds > 1)}{stale})"
+    return f"ours ({profiles}, {_span(seeds)} seed{'s' * (max(seeds) > 1)}{stale})"
+
+def _sizes(answers):
+    counts = [run["metrics"][one.pair.split]["count"] for one in answers for run in one.runs
+              if "count" in run["metrics"][one.pair.split]]
+    return f"; {_span(counts)} examples in a test" if counts else ""
 
 # %% ../../nbs/verdicts.ipynb #1686f9b3
 def notes(
@@ -451,7 +461,7 @@ def notes(
                                      if OWN_TEST.fullmatch(one.pair.split)))
             whose = (f"on the paper's own test: {', '.join(own)}" if own
                      else "trained or tested on other sets than the paper's")
-            whose += f"; {way.instead}" * bool(way.instead)
+            whose += _sizes(answers) + f"; {way.instead}" * bool(way.instead)
             experiments = ", ".join(dict.fromkeys(run["experiment"] for run in runs))
             sources.setdefault(f"{experiments}; {provenance(runs)}; {whose}.", []).append(row)
     told += [f"{', '.join(rows)}, ours: {source}" for source, rows in sources.items()]
