@@ -440,7 +440,7 @@ def _whose(answers):
 def _sizes(answers):
     counts = [run["metrics"][one.pair.split]["count"] for one in answers for run in one.runs
               if "count" in run["metrics"][one.pair.split]]
-    return f"; {_span(counts)} examples in a test" if counts else ""
+    return f"; measured on {_span(counts)} examples" if counts else ""
 
 # %% ../../nbs/verdicts.ipynb #1686f9b3
 def notes(
