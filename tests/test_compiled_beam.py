@@ -3,18 +3,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, pad_batch, padding_gap
 from rvnnbook.encoders.compiled_beam import (WORTH_IT, CompiledBeam, best, choose_pairs, choose_search, close_gap, compiled_search, gate_and_norm, log_sum,
                                              score_pair)
-from rvnnbook.encoders.efficient_beam import PairScorer, search, trace_back
+from rvnnbook.encoders import efficient_beam
+from rvnnbook.encoders.efficient_beam import PairScorer, choose, search, trace_back
 from rvnnbook.layers.cells import GRC
 
 torch.set_num_threads(1)
@@ -39,6 +41,20 @@ def both(encoder, leaves, lengths, seed=0):
         torch.manual_seed(seed)
         logs.append(form(encoder, leaves, lengths, torch.Generator().manual_seed(seed)))
     return logs
+
+
+def near_tie(encoder, leaves, lengths):
+    "Whether a search without noise met two proposals so nearly equal that rounding may put either first."
+    met = []
+    def watched(logits, scores, *more):
+        proposals = (scores[..., None] + logits.log_softmax(-1)).flatten(1).nan_to_num(-torch.inf, neginf=-torch.inf)
+        top = proposals.sort(-1, descending=True).values[:, :scores.shape[1] + 1]          # those chosen, and the next
+        near = top[:, :-1] - top[:, 1:] <= 1e-9 * (1 + top[:, 1:].abs())
+        met.append(bool((near & (top[:, 1:] > -torch.inf)).any()))
+        return choose(logits, scores, *more)
+    with patch.object(efficient_beam, "choose", watched):
+        search(encoder, leaves, lengths)
+    return any(met)
 
 
 # ---- loops
@@ -117,6 +133,7 @@ def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activatio
     encoder = make(seed, beam, sharper, train, dropout=dropout, activation=activation, score_dim=score_dim)
     lengths = torch.tensor(sorted(lengths, reverse=True))
     leaves = torch.randn(len(lengths), int(lengths[0]), DIM, dtype=torch.float64)
+    assume(train or not near_tie(encoder, leaves, lengths))
     one, other = both(encoder, leaves, lengths, seed)
     alive = one.scores > -torch.inf
     assert alive.equal(other.scores > -torch.inf)
@@ -134,6 +151,15 @@ def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activatio
         assert other.kept is None
     else:
         assert other.kept.equal(one.kept)
+
+
+def test_ties_are_told_from_choices():
+    encoder = make(0, 3)
+    assert not near_tie(encoder, torch.randn(1, 11, DIM, dtype=torch.float64), torch.tensor([11]))
+    assert near_tie(encoder, torch.ones(1, 5, DIM).double(), torch.tensor([5]))            # all pairs are alike
+    with torch.no_grad():
+        encoder.scorer[1].weight.zero_()
+    assert near_tie(encoder, torch.randn(1, 5, DIM).double(), torch.tensor([5]))           # and so are all scores
 
 
 @few
