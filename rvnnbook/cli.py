@@ -213,6 +213,8 @@ def run(
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise ParameterError(f"-p takes NAME=VALUE, got {pair!r}")
+        if name in given:
+            raise ParameterError(f"{name} is given twice")
         given[name] = parse_value(value)
     limits = Limits(words.limit, words.cell_limit, words.silence, words.grace)
     ending, target = rerun(Path(words.notebook), given, limits, words.no_notebook)

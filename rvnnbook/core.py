@@ -13,7 +13,7 @@ from torch import Tensor, nn
 # %% ../nbs/conventions.ipynb #ebf15f46
 def pad_batch(
     sequences: list[Tensor],     # one matrix per sentence, (n_b, D), n_b >= 1
-) -> tuple[Tensor, Tensor]:      # x (B, N, D) with zeros on padding; mask (B, N) bool, True = token
+) -> tuple[Tensor, Tensor]:      # x (B, N, D), zeros on padding; mask (B, N), True = token, on CPU
     "Stack sentences of different lengths into one padded batch."
     lengths = torch.tensor([len(s) for s in sequences])
     x = nn.utils.rnn.pad_sequence(sequences, batch_first=True)

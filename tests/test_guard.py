@@ -28,11 +28,14 @@ if run.what == 'kill':
 if run.what == 'deaf':
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+if run.what == 'linger':
+    import threading
+    threading.Thread(target=time.sleep, args=(600,)).start()
 if run.what in ('sleep', 'deaf'):
     subprocess.Popen(['sleep', '600'], start_new_session=True)
     print('asleep', flush=True)
     time.sleep(600)"""
-TRAIN = """if run.what == 'train':
+TRAIN = """if run.what in ('train', 'linger'):
     import os, time
     from tests.training import go
     from rvnnbook.lab.rerun import run_folder
@@ -187,6 +190,14 @@ def test_a_limit_that_saves_nothing_is_the_end(words, said, job):
 def test_who_does_not_listen_is_killed_after_the_grace(job):
     status, _, complained = finish(begin(job, "--no-notebook", "-p", "what=deaf", "--cell-limit", "1", "--grace", "1"))
     assert status == 3 and complained == "rvnnbook: cell 3 takes longer than 1 s; did not stop within 1 s, and was killed\n"
+
+
+def test_who_has_told_its_end_and_cannot_go_away_has_stopped(job):
+    process = begin(job, "--no-notebook", "--profile", "cpu", "--grace", "2", "-p", "what=linger", "-p", "steps=100000")
+    told(process, "step")
+    process.send_signal(signal.SIGTERM)
+    status, _, complained = finish(process)
+    assert status == 75 and complained == "rvnnbook: SIGTERM: stopped; the same command goes on\n"
 
 
 def test_a_second_signal_kills_at_once(job):

@@ -271,6 +271,9 @@ def test_a_trace_belongs_to_its_record(tmp_path):
     for content, said in ((json.dumps({**TRACE, "trees": []}), "not the trace that was recorded"), ("{", "damaged")):
         path.write_text(content)
         assert any(said in line for line in check_results(tmp_path))
+    for number in ("NaN", "-Infinity", "1e400"):
+        path.write_text(json.dumps(TRACE).replace("2.5", number, 1))
+        assert check_results(tmp_path) == [f"toy.jsonl: record {record['id']}: traces/{path.name} is not the trace that was recorded"]
     path.unlink()
     assert check_results(tmp_path) == [f"toy.jsonl: record {record['id']}: traces/{path.name} is missing"]
     path.with_name("stray.json").write_text("{}")
@@ -284,7 +287,7 @@ def test_damaged_lines_are_named_and_others_still_read(tmp_path):
     for text, said in ((lines[0][:80], "toy.jsonl:2: not a whole JSON line"), ("", "toy.jsonl:2: not a whole JSON line"), ("<<<<<<< ours", "toy.jsonl:2"),
                        (lines[2].replace(good[2]["id"], good[0]["id"]), f"toy.jsonl:2: id is {good[0]['id']}, but the content gives {good[2]['id']}"), ("[1]", "toy.jsonl:2: the record is [1]"),
                        (lines[2].replace("0.75", "NaN"), "toy.jsonl:2: NaN is no number"), (lines[2].replace("0.75", "-Infinity"), "-Infinity is no number"),
-                       (lines[2].replace("0.75", "1e999"), "accuracy'] is inf"), (lines[2].replace("0.75", "0.76"), "changed after it was written"),
+                       (lines[2].replace("0.75", "1e999"), "accuracy'] is inf"), (lines[2].replace("0.75", "9" * 400), "accuracy'] is 9"), (lines[2].replace("0.75", "0.76"), "changed after it was written"),
                        (json.dumps(make(experiment="other")), "toy.jsonl:2: experiment is 'other'"), ("[" * 10**5, "toy.jsonl:2: not a whole JSON line"),
                        ("\xff", "toy.jsonl:2")):
         path.write_bytes("\n".join([lines[0], text, lines[1], ""]).encode("latin1"))
@@ -320,6 +323,8 @@ def test_a_run_that_had_nothing_left_to_do_is_no_second_run(tmp_path):
     path = append(make(trace=digest(TRACE, 12)), TRACE, tmp_path)
     before, later = files_of(tmp_path), "2026-03-01T12:00:00Z"
     assert append(make(recorded=later, peak_memory_mb=1.5, trace=digest(TRACE, 12)), TRACE, tmp_path) == path
+    committed = make(commit="0123abcd" * 5, dirty=True, trace=digest(TRACE, 12))     # the first record has been committed meanwhile
+    assert committed["commit"] != make()["commit"] and append(committed, TRACE, tmp_path) == path
     assert files_of(tmp_path) == before
     measured_anew = make(recorded=later, metrics={"test": {"accuracy": 0.25}})
     other_code = make(recorded=later, modules={"rvnnbook.core": "0123456789ab"})
@@ -730,6 +735,8 @@ def test_conditions_are_those_of_python(values, sign, wanted):
         numbers = type(given) in (int, float) and type(value) in (int, float)
         return (numbers or type(given) is type(value) is str) and compare(given, value)
     assert where(several, [f"dim{sign}{wanted}"]) == [record for record in several if agrees(record["parameters"]["dim"])]
+    without = make(parameters={"width": 8})
+    assert where([without, make(parameters={"dim": 8})], [f"dim{sign}{wanted}"]) == where([make(parameters={"dim": 8})], [f"dim{sign}{wanted}"])
     assert where(several, [f"dim {sign} {wanted}", "seed<2"]) == [record for record in several
                                                                     if agrees(record["parameters"]["dim"]) and record["seed"] < 2]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
 from rvnnbook.lab.runs import identity, latest, read
-from rvnnbook.lab.sweep import (SITTING, SweepError, Task, Work, ask_runs_to_stop, check_settings, check_tasks, command_of, holder, make_plan,
+from rvnnbook.lab.sweep import (SITTING, Order, SweepError, Task, Work, ask_runs_to_stop, attempt, check_settings, check_tasks, command_of, holder, make_plan,
                                 note, outcome, progress, read_journal, read_sweep_text, recorded, rows, sign, states, try_lock)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,7 +75,8 @@ NOTEBOOK = {"cells": [cell(LIGHT["parameters"], "parameters"), cell(LIGHT["gate"
 
 
 @pytest.fixture
-def clone(tmp_path):
+def clone(tmp_path, monkeypatch):
+    monkeypatch.delenv("RVNNBOOK_RUNS", raising=False)          # a run in this process may have set it
     return make_clone(tmp_path / "clone")
 
 
@@ -265,6 +266,15 @@ def test_a_damaged_journal_never_makes_a_run_finished(tmp_path_factory, story, d
     assert states(tasks, read_journal(journal)[0], set(), 3)["a"].word == "finished"
 
 
+def test_a_run_whose_record_is_gone_is_made_again(tmp_path):
+    task, journal = Task("a", "a", {}, frozenset()), tmp_path / "journal.jsonl"
+    note(journal, key="a", event="ended", code=0, seconds=1.0, said="", recorded=True)
+    words = [states([task], read_journal(journal)[0], done, 3)["a"].word for done in ({"a"}, set(), None)]
+    assert words == ["finished", "to do", "finished"]           # None: outside a clone there is nothing to look into
+    note(journal, key="a", event="began")
+    assert states([task], read_journal(journal)[0], set(), 3)["a"].word == "begun"
+
+
 def test_a_dead_worker_is_a_failure():
     from concurrent.futures import Future
     future = Future()
@@ -286,6 +296,47 @@ def test_a_signature_of_a_run_before_is_not_believed(tmp_path):
     finally:
         other.kill()
         other.wait()
+
+
+def test_who_is_gone_is_not_asked_and_the_others_are(tmp_path):
+    "A lock whose signer has ended belongs to a worker that waits; the run behind it is asked all the same."
+    gone, other = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
+    gone.wait()
+    locks = []
+    for name, process in (("a", gone), ("b", other)):
+        locks.append(try_lock(tmp_path / "locks" / f"{name}.lock"))
+        sign(locks[-1], process.pid)
+    try:
+        assert ask_runs_to_stop(tmp_path) == 1 and other.wait(10) == -signal.SIGTERM
+    finally:
+        other.kill()
+        for lock in locks:
+            os.close(lock)
+
+
+def test_an_error_of_the_sweep_itself_is_told_at_once(clone, monkeypatch):
+    "The journal cannot be written when a second run begins; the first, just started, is not waited for."
+    import rvnnbook.lab.sweep as module
+    monkeypatch.chdir(clone)
+    plan, written = make_plan(write(clone, workers=2, grid={"seed": [0, 1]}, parameters={"steps": 998})), []
+    def full(path, **event):
+        written.append(event)
+        if len(written) > 1:
+            raise OSError(28, "No space left on device")
+    monkeypatch.setattr(module, "note", full)
+    with pytest.raises(OSError, match="No space left"):
+        module.sweep(plan)
+    assert steps_done(clone) < 998 and not results(clone)
+
+
+def test_a_sweep_that_starts_below_the_root_sees_the_records(clone, monkeypatch):
+    monkeypatch.chdir(clone)
+    file = write(clone, grid={"seed": [0]})
+    assert sweep(clone, file)[0] == 0
+    task, = make_plan(file).tasks
+    for place in (clone, clone / "nbs"):
+        order = Order(task, "nbs/experiments/light.ipynb", clone / "runs", ["false"], {}, str(place), None)
+        assert attempt(order) == {"code": 0, "seconds": 0.0, "said": "was recorded"}
 
 
 def test_an_estimate_needs_to_know_how_many_run_at_once(clone, monkeypatch):

@@ -114,6 +114,15 @@ def test_an_answer_is_computed_from_the_runs(shares, count):
     assert found.verdict == ("reproduced" if abs(statistics.fmean(ours) - 99.6) < expected else "smaller scale")
 
 
+def test_seeds_that_were_asked_different_tests_are_not_mixed():
+    one, two, three = (run(share, split=split, seed=seed) for seed, (share, split) in enumerate(
+        [(.5, "generated"), (.99, "official"), (.98, "official")]))
+    for records in ([one, two, three], [three, two, one]):
+        found = judged(records)
+        assert math.isclose(found.pair.ours, 98.5) and found.pair.seeds == 2 and {r["seed"] for r in found.runs} == {1, 2}
+    assert math.isclose(judged([one]).pair.ours, 50)
+
+
 def test_the_median_is_taken_where_the_paper_takes_it():
     records = [run(share, split="generated, 900 to 1000 tokens", encoder="ebt_grc", seed=seed) for seed, share in enumerate((.3, .99, .98))]
     assert math.isclose(judged(records, "rir.table2_and_5", "EBT-GRC", "len_900_1000").pair.ours, 98)

@@ -365,6 +365,7 @@ def verdict(
 ) -> Ending:
     "What a run came to."
     end, asked = watch.end and watch.end[0], watch.asked
+    killed = None if end else watch.killed       # with its end told it had nothing left to lose
     if end and (asked is None or end["status"] == FINISHED):
         place = f"cell {watch.cell[0]} raised " if end["status"] == RAISED and watch.cell else ""
         said = end["said"] if end.get("whole") else place + end["said"]
@@ -376,11 +377,11 @@ def verdict(
         how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
         where = f" in cell {watch.cell[0]}" if watch.cell else ""
         return Ending(GAVE_UP, f"the process died {how}{where}")
-    if watch.killed and asked.somebody and "second" in watch.killed:
-        return Ending(STOPPED, f"{asked.why}, and {watch.killed}: killed; "
+    if killed and asked.somebody and "second" in killed:
+        return Ending(STOPPED, f"{asked.why}, and {killed}: killed; "
                                "the same command goes on from the last checkpoint")
-    if watch.killed:
-        return Ending(GAVE_UP, f"{asked.why}; {watch.killed}, and was killed")
+    if killed:
+        return Ending(GAVE_UP, f"{asked.why}; {killed}, and was killed")
     if asked.somebody or asked.later and end and end.get("kept"):
         return Ending(STOPPED, f"{asked.why}: stopped; the same command goes on")
     return Ending(GAVE_UP, f"{asked.why}: stopped, and nothing was trained that could go on")

@@ -118,6 +118,9 @@ def check_parameters(
         exec(gate, names)
     except AssertionError as error:            # a rule about several parameters, below the gate
         raise ParameterError(str(error)) from None
+    known = vars(names["run"])
+    if unknown := [name for name in given if name not in known]:    # a name that a session has
+        raise ParameterError(f"unknown parameter {unknown[0]!r}. Known: {', '.join(known)}")
     return names["run"]
 
 # %% ../../nbs/rerun.ipynb #e4d17b63
@@ -416,5 +419,5 @@ def parse_value(
     "Read `300`, `1e-3`, `True` or `None` as Python does, anything else as text."
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text

@@ -117,7 +117,8 @@ def _file_hash(module):
 PROFILES = ("smoke", "cpu", "paper")         # from seconds to the papers' settings
 
 def _number(value, low=-math.inf, high=math.inf):
-    return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+    return (type(value) in (int, float) and abs(value) <= sys.float_info.max
+            and low <= value <= high)
 
 def _whole(value, low=0):
     return type(value) is int and value >= low
@@ -416,7 +417,7 @@ def append(
 
 def _same_run(record, other):
     "Whether two records are of the same sittings and say the same of them."
-    names = [name for name in record if name not in ("id", "recorded", "peak_memory_mb")]
+    names = record.keys() - {"id", "recorded", "peak_memory_mb", "commit", "dirty"}
     return record["id"] != other["id"] and all(record[name] == other[name] for name in names)
 
 def _line(content):
@@ -526,7 +527,11 @@ def read_trace(
     "The trace of a record, if it is the one that was recorded."
     path = trace_path(record, folder or results_folder())
     trace = _read_json(path)
-    if digest(trace, 12) != record["trace"]:
+    try:
+        same = digest(trace, 12) == record["trace"]
+    except ValueError:                       # NaN or an infinity, which no trace has
+        same = False
+    if not same:
         raise RecordError(f"traces/{path.name} is not the trace that was recorded")
     return validate_trace(trace)
 
@@ -690,14 +695,14 @@ def where(
         if names and name not in names:
             close = difflib.get_close_matches(name, names, 1) or sorted(names)
             raise RecordError(f"no record has {name!r}. Did you mean {', '.join(close)}?")
-        records = [record for record in records if _agrees(
-            record.get(name, record["parameters"].get(name)), sign, wanted)]
+        records = [record for record in records for fields in [record["parameters"] | record]
+                   if name in fields and _agrees(fields[name], sign, wanted)]
     return list(records)
 
 def _agrees(value, sign, wanted):
     try:
         wanted = ast.literal_eval(wanted)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         pass                       # a word
     ordered = _number(value) and _number(wanted) or type(value) is type(wanted) is str
     return (ordered or sign in ("=", "!=")) and COMPARE[sign](value, wanted)

@@ -4,8 +4,9 @@
 __all__ = ['WORDS', 'LISTS', 'SETTINGS', 'SITTING', 'FINISHED', 'REFUSED', 'STOPPED', 'HELD', 'SweepError', 'read_sweep_text',
            'check_settings', 'rows', 'Task', 'Plan', 'check_tasks', 'is_scratch', 'make_plan', 'recorded', 'note',
            'read_journal', 'State', 'states', 'follow', 'try_lock', 'sign', 'holder', 'Order', 'attempt', 'watch',
-           'command_of', 'Work', 'look', 'outcome', 'drive', 'progress', 'cores', 'slots', 'local_pool', 'ray_pool',
-           'only_one', 'noted_signals', 'ask_runs_to_stop', 'stop_sweep', 'sweep', 'report', 'Unfinished', 'obey_sweep']
+           'command_of', 'Work', 'look', 'recorded_here', 'outcome', 'drive', 'progress', 'cores', 'slots',
+           'local_pool', 'ray_pool', 'only_one', 'noted_signals', 'ask_runs_to_stop', 'stop_sweep', 'sweep', 'report',
+           'Unfinished', 'obey_sweep']
 
 # %% ../../nbs/sweep.ipynb #2ee0aad4
 import difflib
@@ -22,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,7 +265,7 @@ class State(NamedTuple):
 def states(
     tasks: Iterable[Task],   # of a plan
     events: list[dict],      # what `read_journal` found
-    done: set[str],          # what `recorded` found
+    done: set[str] | None,   # what `recorded` found; None: there is no clone to look into
     retries: int,            # failures until a run is isolated
 ) -> dict[str, State]:       # by key, in the order of the plan
     "What the records and the journal say about every run."
@@ -275,6 +276,10 @@ def states(
                      for key, state in found.items()}
         elif event.get("key") in found:
             found[event["key"]] = follow(found[event["key"]], event, retries)
+    done, known = done or set(), done is not None
+    lost = {event.get("key") for event in events if known and event.get("recorded")} - done
+    found = {key: State() if key in lost and state.word == "finished" else state
+             for key, state in found.items()}
     return {key: state._replace(word="finished") if key in done else state
             for key, state in found.items()}
 
@@ -339,6 +344,13 @@ class Order(NamedTuple):
 
 HELD = "is at this run already"      # says a run that somebody else has begun by hand
 
+def _results(place):
+    "Where the records of a run are that starts in a folder."
+    try:
+        return results_folder(start=place)
+    except ValueError:                       # outside a clone
+        return Path(place) / "nbs" / "results"
+
 def attempt(
     order: Order,            # what to start, and how
 ) -> dict:                   # "code": exit status, "seconds", "said": last words
@@ -352,7 +364,7 @@ def attempt(
         lock = try_lock(path)
         time.sleep(0.0 if lock else 0.2)
     try:
-        results, pause = Path(order.place) / "nbs" / "results", 0.5
+        results, pause = _results(order.place), 0.5
         while order.task.key not in recorded(order.experiment, order.task.names, results):
             code, said = watch(order, lock, stop)
             if code != STOPPED or HELD not in said or stop.exists():
@@ -443,11 +455,11 @@ class Work:
         "Write down how a run ended, and see whether it is to be tried again."
         task, settings = self.at_work.pop(future), self.plan.settings
         event = {"key": task.key, "event": "ended", **outcome(future)}
-        note(self.journal, **event)
+        note(self.journal, **event, recorded=task.key in (recorded_here(self.plan) or ()))
         state = follow(self.states[task.key], event, settings["retries"])
         self.states[task.key] = state
         if state.word == "failed":
-            pause = min(3600.0, settings["backoff"] * 2 ** (state.failures - 1))
+            pause = min(3600.0, settings["backoff"] * 2 ** min(state.failures - 1, 30))
             self.waiting.append((time.monotonic() + pause, task))
 
 # %% ../../nbs/sweep.ipynb #d725be78
@@ -456,11 +468,16 @@ def look(
 ) -> dict[str, State]:       # by key
     "What has become of every run of a plan, now."
     events, _ = read_journal(plan.folder / "journal.jsonl")
+    return states(plan.tasks, events, recorded_here(plan), plan.settings["retries"])
+
+def recorded_here(
+    plan: Plan,              # of the sweep
+) -> set[str] | None:        # as `recorded` gives it; None outside a clone
+    "The runs that have a record in this clone."
     try:
-        done = recorded(plan.experiment, plan.tasks[0].names)
-    except ValueError:                       # outside a clone there are no records
-        done = set()
-    return states(plan.tasks, events, done, plan.settings["retries"])
+        return recorded(plan.experiment, plan.tasks[0].names)
+    except ValueError:
+        return None
 
 def outcome(
     future: Future,          # that is done
@@ -596,7 +613,7 @@ def only_one(
 def noted_signals(
     plan: Plan,                              # of the sweep
 ):                                           # a list, not empty once a signal came
-    "Note what asks for an end, and let the runs know; the same signal again ends at once."
+    "Note what asks for an end, and let the runs know; a second SIGTERM ends at once."
     came = []
     def heard(number, frame):
         came.append(number)
@@ -622,8 +639,9 @@ def ask_runs_to_stop(
         if lock is not None:
             os.close(lock)
         elif process := holder(path):
-            os.kill(process, signal.SIGTERM)
-            asked += 1
+            with suppress(ProcessLookupError):       # it has just ended
+                os.kill(process, signal.SIGTERM)
+                asked += 1
     return asked
 
 def stop_sweep(
@@ -663,6 +681,8 @@ def sweep(
         try:
             drive(Work(plan, submit, workers), (plan.folder / "stop").exists, show)
         except BaseException:
+            with suppress(OSError):
+                (plan.folder / "stop").touch()       # for those that wait or are just starting
             ask_runs_to_stop(plan.folder)
             raise
     return look(plan)

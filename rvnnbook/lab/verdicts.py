@@ -301,7 +301,9 @@ def answer(
                                  if re.fullmatch(pattern, title) and name in scores]
                   for record in found}
         runs = chosen_runs([r for r in found if len(splits[r["id"]]) > way.which])
-        split = splits[runs[0]["id"]][way.which] if runs else ""
+        titles = {run["id"]: splits[run["id"]][way.which] for run in runs}
+        split = max(titles.values(), key=lambda title: bool(OWN_TEST.fullmatch(title)), default="")
+        runs = [run for run in runs if titles[run["id"]] == split]    # seeds on one test only
     both = pair(table, row, column, split, runs, name, several, unit)
     return Answer(both, several, runs, *_judged(table, both, metric, runs))
 
