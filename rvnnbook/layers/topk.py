@@ -12,7 +12,7 @@ from torch.nn import functional as F
 EPSILON = 1e-20            # share of a place that does not count; its logarithm is -46
 
 def masked_softmax(
-    logits: Tensor,        # u, scores, (..., S)
+    logits: Tensor,        # u, scores, (..., S), in single precision at least
     mask: Tensor,          # m, True = the place counts, (..., S) bool
 ) -> Tensor:               # q, shares, (..., S); each row sums to one
     "Softmax over all places, of which only some count, as published code computes it."

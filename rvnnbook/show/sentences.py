@@ -43,7 +43,7 @@ def likeness(
         hits[name] = [
             one == other for tree, wanted, tokens in zip(found, gold, sentences, strict=True)
             for token, one, other in zip(tokens, sisters(tree), sisters(wanted), strict=True)
-            if token in kind]
+            if token in kind and other is not None]
     told |= {name: sum(same) / len(same) for name, same in hits.items() if same}
     return {name: value for name, value in told.items() if not math.isnan(value)}
 
