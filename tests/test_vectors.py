@@ -76,6 +76,19 @@ def test_words_with_one_fingerprint(folder, monkeypatch):
     assert [vectors.find(word)[0] for word in ("aa", "bb", "c")] == [1, 2, 3] and vectors.find("dd") is None and vectors.find("eee") is None
 
 
+def test_a_change_that_keeps_size_and_time_gives_nobody_the_vector_of_another(folder):
+    path = folder / "kept.txt"
+    for before, after in (("aaaa 1 2 3\nfilm 0 1 2\n", "a 1 2 3\nmy film 9 9 9\n"), ("long 1 2 3\na 4 5 6\n", "a 4 5 6\nlong 1 2 3\n")):
+        assert len(before) == len(after)
+        path.write_text(before)
+        os.utime(path, ns=(1, 1))
+        Vectors(path)
+        path.write_text(after)
+        os.utime(path, ns=(1, 1))
+        assert [Vectors(path).find(line.split()[0]) for line in before.splitlines()][-1] is None
+        path.with_name("kept.txt.index").unlink()
+
+
 def test_an_index_is_made_once_and_anew_when_it_does_not_fit(folder, monkeypatch):
     path, index = folder / "a.txt", folder / "a.txt.index"
     path.write_text("a 1 2\nb 3 4\n")

@@ -147,10 +147,12 @@ class Vectors:
         at = int(np.searchsorted(self.entries["mark"], np.uint64(mark)))
         while at < len(self) and int(self.entries["mark"][at]) == mark:
             place = int(self.entries["place"][at])
-            end = self.text.find(b"\n", place)
-            found, numbers = parts_of(self.text[place:end if end >= 0 else None], self.dim)
-            if found == sought:
-                return vector_of(numbers, f"{self.path}: the vector of {word!r}")
+            begins = self.text[max(0, place - 1):place] in (b"", b"\n")
+            if begins and self.text[place:place + len(sought) + 1] == sought + b" ":
+                end = self.text.find(b"\n", place)
+                found, numbers = parts_of(self.text[place:end if end >= 0 else None], self.dim)
+                if found == sought:
+                    return vector_of(numbers, f"{self.path}: the vector of {word!r}")
             at += 1
         return None
 

@@ -32,7 +32,7 @@ def surprises(
 @torch.no_grad()
 def evaluate_sequences(
     model: nn.Module,        # gives an Encoding whose states are scores; put into eval mode
-    dealt: Iterable,         # batches with rolls (B, T, K) and mask (B, T)
+    dealt: Iterable,         # batches with rolls (B, T, K) and mask (B, T), where the model is
 ) -> dict[str, float]:       # surprise: nats a step; surprise_by_piece: mean over pieces
     "How surprised a model is, on average over steps and over pieces (Bai et al. 2018)."
     model.eval()
@@ -68,7 +68,7 @@ class KeyByKey(nn.Module):
 
 # %% ../../nbs/sequence.ipynb #15fc8792
 def fit_key_by_key(
-    pieces: Iterable,         # rolls for training, (T, K) arrays of 0 and 1
+    pieces: Iterable,         # rolls for training, (T, K) arrays of 0 and 1; read twice
     by_last: bool = True,     # whether it matters that the key sounds now
     by_key: bool = True,      # whether it matters which key it is
 ) -> KeyByKey:
