@@ -217,6 +217,13 @@ def recorded(
                             if key in record["parameters"]}, record["seed"])
             for record in records if record["finished"]}
 
+def _results(place):
+    "Where the records of a run are that starts in a folder."
+    try:
+        return results_folder(start=place)
+    except ValueError:                       # outside a clone
+        return Path(place) / "nbs" / "results"
+
 # %% ../../nbs/sweep.ipynb #4b244082
 def note(
     journal: Path,           # the file
@@ -276,11 +283,9 @@ def states(
                      for key, state in found.items()}
         elif event.get("key") in found:
             found[event["key"]] = follow(found[event["key"]], event, retries)
-    done, known = done or set(), done is not None
-    lost = {event.get("key") for event in events if known and event.get("recorded")} - done
-    found = {key: State() if key in lost and state.word == "finished" else state
-             for key, state in found.items()}
-    return {key: state._replace(word="finished") if key in done else state
+    lost = {event.get("key") for event in events if done is not None and event.get("recorded")}
+    return {key: state._replace(word="finished") if key in (done or ()) else
+            State() if key in lost and state.word == "finished" else state
             for key, state in found.items()}
 
 def follow(
@@ -343,13 +348,6 @@ class Order(NamedTuple):
     patience: float = 90.0   # seconds after which it is killed, if it does not
 
 HELD = "is at this run already"      # says a run that somebody else has begun by hand
-
-def _results(place):
-    "Where the records of a run are that starts in a folder."
-    try:
-        return results_folder(start=place)
-    except ValueError:                       # outside a clone
-        return Path(place) / "nbs" / "results"
 
 def attempt(
     order: Order,            # what to start, and how
