@@ -22,9 +22,9 @@ ALL_WAYS = [(name, row, way) for name, row in ROWS if isinstance(way := way_of(n
 
 # No row of a paper leads to these: encoders and experiments of the book's own, and variants that no paper has.
 NO_ROW = {
-    "encoders": {"gumbel_tree", "ndr_act", "ndr_halt"},
+    "encoders": {"ndr_act", "ndr_halt"},
     "experiments": {"beam_states", "bench_beam_tree", "bench_crvnn", "faults", "gold_trees"},
-    "models of nested": {"RNN-GRC", "Transformer"},                     # the latter where bytes leads
+    "models of nested": {"RNN-GRC"},
     "models of design_space": {"NDR-ACT", "NDR-halt", "Universal Transformer"},
     "models of inference": {"LSTM", "LSTM, hypothesis only"},
     "variants of ablation": {"balanced", "other end", "Eq. 13", "Eq. 6"}}

@@ -164,9 +164,11 @@ ENCODER_OF = {             # a paper's row -> name in the registry
     "Self-IRU": "self_iru", "Transformer": "transformer", "Tree-Cell gold trees": "rvnn",
     "Tree-LSTM gold trees": "tree_lstm", "Universal Transformer": "universal_transformer"}
 NESTED = (                 # models of the experiment of that name
-    "BBT-GRC", "OM", "S4D", "MEGA", "RIR-GRC", "RIR-CRvNN", "RIR-OM", "RIR-EBT-GRC",
+    "BBT-GRC", "OM", "S4D", "MEGA", "Transformer", "Universal Transformer",
+    "Tree-LSTM gold trees", "RIR-GRC", "RIR-CRvNN", "RIR-OM", "RIR-EBT-GRC",
     "RIR-EBT-GRC minus S4D", "RIR-EBT-GRC minus beam align", "RIR-EBT-GRC plus random align",
-    "RIR-EBT-GRC plus RIR inference", "RIR-EBT-GRC chunk 10")
+    "RIR-EBT-GRC plus RIR inference", "RIR-EBT-GRC beam 5", "RIR-EBT-GRC chunk 20",
+    "RIR-EBT-GRC chunk 10")
 VARIANT_OF = {             # a row of the ablation -> variant of the experiment
     "CRvNN": "full", "minus modulated sigmoid": "no competition",
     "minus transition features": "no transition features", "minus structure": "left to right",
@@ -184,9 +186,10 @@ def _to_logic(row):
 def _to_listops(row):
     if row in ("CRvNN", "BT-GRC-OS", "EBT-GRC", "LSTM"):
         return Way("listops", {"encoder": ENCODER_OF.get(row)})
-    if row in NESTED:
-        return Way("nested", {"model": row})
-    return "unasked" if ENCODER_OF.get(row) or row.startswith(("RIR", "Gumbel")) else "baseline"
+    if row == "Gumbel-Tree LSTM":
+        return Way("listops", {"encoder": "gumbel_tree"}, instead="a gated recursive cell stands "
+                   "in for the Tree-LSTM's")
+    return Way("nested", {"model": row}) if row in NESTED else "baseline"
 
 def _to_music(row):
     settings = {"Self-IRU": {"depth": 2, "base": "linear"}, "LSTM": {}}
@@ -197,7 +200,7 @@ def _to_music(row):
 def _to_images(row):
     if row == "Self-IRU":
         return Way("images", {"encoder": "self_iru", "depth": 1, "base": "lstm"})
-    return "unasked" if ENCODER_OF.get(row) else "baseline"
+    return Way("images", {"encoder": "transformer"}) if row == "Transformer" else "baseline"
 
 def _to_sequences(row):
     settings = {"Self-IRU": {"encoder": "self_iru", "depth": 1, "base": "lstm"},
