@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['VERDICTS', 'COLUMNS', 'OWN_TEST', 'ENCODER_OF', 'NESTED', 'VARIANT_OF', 'REASONS', 'STAND_IN', 'WAYS', 'WORDS',
-           'tolerance', 'last_digit', 'verdict', 'Way', 'way_of', 'Answer', 'answer', 'Versus', 'versus', 'folded',
-           'headline', 'lines', 'notes', 'waiting', 'overview']
+           'tolerance', 'last_digit', 'verdict', 'on_own_test', 'Way', 'way_of', 'Answer', 'answer', 'Versus', 'versus',
+           'folded', 'headline', 'lines', 'notes', 'waiting', 'overview']
 
 # %% ../../nbs/verdicts.ipynb #8a5cc4bd
 import math
@@ -121,6 +121,15 @@ OWN_TEST = re.compile("official.*|published.*|SST-[25] test|"
                       "(nottingham|jsb|piano_midi|mnist|cifar10), test|"
                       "IMDB (contrast |counterfactual )?test|(IMDB|AAN) test, bytes|"
                       "SNLI (test|hard|break)|MNLI[ ,a-z]+matched|ConjNLI|PAWS-(QQP|Wiki)")
+
+def on_own_test(
+    split: str,                # that runs were asked
+    runs: Sequence[dict],      # records
+) -> bool:
+    "Whether it is the test of the papers; film reviews of which an end was cut off are not."
+    cut = re.fullmatch("IMDB [a-z ]*test", split) and any(run["parameters"]["longest"]
+                                                          for run in runs)
+    return OWN_TEST.fullmatch(split) is not None and not cut
 
 # %% ../../nbs/verdicts.ipynb #562820f7
 @dataclass(frozen=True)
@@ -327,7 +336,7 @@ def _judged(table, both, metric, runs):
     itself = not way_of(table.name, both.row).instead
     full_size = itself and runs[0]["profile"] == "paper" and runs[0]["finished"]
     return allowed, verdict(both.difference, allowed, full_size,
-                            itself and OWN_TEST.fullmatch(both.split) is not None)
+                            itself and on_own_test(both.split, runs))
 
 # %% ../../nbs/verdicts.ipynb #054d315d
 @dataclass(frozen=True, repr=False)
@@ -463,7 +472,7 @@ def notes(
             reasons.setdefault(way, []).append(row)
         elif runs := _runs(answers):
             own = list(dict.fromkeys(one.pair.column for one in answers
-                                     if OWN_TEST.fullmatch(one.pair.split)))
+                                     if one.runs and on_own_test(one.pair.split, one.runs)))
             whose = (f"on the paper's own test: {', '.join(own)}" if own
                      else "trained or tested on other sets than the paper's")
             whose += _sizes(answers) + f"; {way.instead}" * bool(way.instead)
