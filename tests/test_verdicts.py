@@ -154,6 +154,16 @@ def test_a_row_is_as_careful_as_its_worst_number():
     assert versus("crvnn.table3", []).verdict("CRvNN") == "not run"
 
 
+def test_reviews_that_were_cut_are_no_test_of_the_papers():
+    paper = paper_table("rir.table6").value("EBT-GRC", "imdb_contrast")[0] / 100
+    def told(longest, split="IMDB contrast test"):
+        found = run(paper, split, experiment="sentiment", parameters={"model": "EBT-GRC", "phrases": 0, "task": "imdb", "longest": longest})
+        shown = versus("rir.table6", [found])
+        return shown.verdict("EBT-GRC"), "on the paper's own test: imdb_contrast" in " ".join(notes(shown))
+    assert told(0) == ("reproduced", True) and told(100) == ("smaller scale", False)
+    assert told(0, "IMDB test, in part") == ("smaller scale", False)
+
+
 STALE = run(.9394, modules={"rvnnbook.core": "0" * 12}, seed=3, finished=False)
 
 

@@ -127,7 +127,7 @@ def on_own_test(
     runs: Sequence[dict],      # records
 ) -> bool:
     "Whether it is the test of the papers; film reviews of which an end was cut off are not."
-    cut = re.fullmatch("IMDB [a-z ]*test", split) and any(run["parameters"]["longest"]
+    cut = re.fullmatch("IMDB [a-z ]*test", split) and any(run["parameters"].get("longest")
                                                           for run in runs)
     return OWN_TEST.fullmatch(split) is not None and not cut
 
