@@ -2,6 +2,7 @@
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
 from itertools import product
@@ -278,6 +279,16 @@ def test_what_is_kept_is_counted_once():
     with torch.no_grad():
         assert tables_kept(torch.sigmoid, logits) == 1
     assert not logits.requires_grad
+
+
+def test_an_interrupt_is_one_line(tmp_path):
+    words = [sys.executable, "-m", "rvnnbook", "bench", "scan", "--lengths", "16", "512", "--repeats", "100000"]
+    process = subprocess.Popen(words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    told = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 130 and "16" in told and said[-1] == "rvnnbook: interrupted" and "Traceback" not in "".join(said), said
 
 
 def test_the_command_knows_what_can_be_measured(capsys):
