@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIGHT = {
     "parameters": "profile = 'smoke'\nseed = 0\nsteps = 40\ntrouble = 'none'\nminutes = 0.0",
     "gate": "from rvnnbook.lab.rerun import strict\nrun = strict(globals(), {'smoke': {}, 'cpu': {}}, seed=range(99), steps=range(1, 999),"
-            " trouble={'none', 'raise', 'die', 'later', 'stop', 'refuse'}, minutes=(0, 99))",
+            " trouble={'none', 'raise', 'die', 'later', 'stop', 'refuse', 'deaf'}, minutes=(0, 99))",
     "run": """
 import json, os, signal, sys, time
 from datetime import datetime, timezone
@@ -52,6 +52,7 @@ while state[0] < run.steps:
     if state[0] == 5 and run.trouble != "none":
         starts = len((folder / "starts").read_text().split())
         if run.trouble in ("raise", "die", "refuse"): (folder / "state").unlink()
+        if run.trouble == "deaf": signal.signal(signal.SIGINT, signal.SIG_IGN)
         if run.trouble == "raise": 1 / 0
         if run.trouble == "die": os.kill(os.getpid(), 9)
         if run.trouble == "later" and starts < 3: (folder / "state").unlink(); 1 / 0
@@ -167,6 +168,16 @@ def test_a_sweep_that_cannot_be_meant_is_refused_before_anything_starts(clone, m
         make_plan("some.json")
     assert said in str(error.value) and "\n" not in str(error.value) and str(error.value).startswith("some.json: ")
     assert files(clone) == before
+
+
+def test_the_sweeps_of_the_readme_are_accepted(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    night, small = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    for parameters in (re.search("parameters: .*\n", night)[0], small):
+        (tmp_path / "night.yml").write_text(re.sub("parameters: .*\n", lambda _: parameters, night))
+        plan = make_plan(tmp_path / "night.yml")
+        assert len(plan.tasks) == 6 and plan.settings["workers"] == 2 and {task.profile for task in plan.tasks} == {"cpu"}
+        assert all(f"dim: {task.given['dim']}" in parameters for task in plan.tasks)
 
 
 @pytest.mark.parametrize("text, said", [
@@ -346,6 +357,9 @@ def test_an_estimate_needs_to_know_how_many_run_at_once(clone, monkeypatch):
     note(plan.folder / "journal.jsonl", key=plan.tasks[0].key, event="ended", code=0, seconds=60.0, said="")
     told = [progress(Work(plan, None, workers)) for workers in (1, 2, math.inf)]
     assert [line.partition("at work")[2] for line in told] == [", about 2 min left", ", about 60 s left", ""]
+    half = Work(plan, None, 1)
+    half.at_work["a run"] = half.ready.pop(), time.monotonic() - 35      # of the minute that a run takes
+    assert progress(half).endswith(", about 85 s left")
     ending = Work(plan, None, 1)
     assert progress(ending, stopping=True).endswith(" 0 at work")        # nothing more will be begun: no estimate
     ending.at_work["a run"] = None
@@ -427,6 +441,37 @@ def test_a_signal_ends_the_sweep_and_its_runs_save_themselves(clone, number):
     out, said = process.communicate(timeout=60)
     assert process.returncode == 75 and said == "rvnnbook: stopped; the same command goes on\n", (out, said)
     assert 20 < steps_done(clone) < 300 and results(clone) == {}
+
+
+def test_a_second_signal_ends_the_runs_at_once(clone):
+    "They do not hear the first; the sweep stays, writes their end down, and goes on when it is asked for again."
+    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900, "trouble": "deaf"}, workers=2)
+    process = start(clone, file)
+    until(lambda: steps_done(clone) > 60)
+    for _ in range(3):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        time.sleep(1)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and said == "rvnnbook: stopped; the same command goes on\n" and "2 stopped" in out, (out, said)
+    assert "their records" not in out and 60 < steps_done(clone) < 1500
+    assert sweep(clone, file)[0] == 0 and len(results(clone)) == 2
+
+
+def test_a_run_that_was_killed_with_its_sweep_counts_as_stopped(clone):
+    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300}, workers=2)
+    process = start(clone, file)
+    until(lambda: steps_done(clone) > 20)
+    out = sweep(clone, file, "--status")[1]
+    keys = [event["key"] for event in read_journal(clone / "runs/sweeps/some/journal.jsonl")[0]]
+    assert out.count("begun") == 3 and all(f"logs/{key}.txt" in out for key in keys)       # two runs and the sum
+    process.kill()
+    process.communicate()
+    assert "2 begun" in sweep(clone, file, "--status")[1]             # they go on without it
+    for lock in clone.glob("runs/sweeps/some/locks/*.lock"):
+        os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
+    until(lambda: "2 stopped" in sweep(clone, file, "--status")[1])
+    assert sweep(clone, file)[0] == 0 and len(results(clone)) == 2
 
 
 def test_a_sweep_that_is_gone_leaves_runs_that_can_be_stopped_or_waited_for(clone):

@@ -3,8 +3,8 @@
 # %% auto #0
 __all__ = ['WORDS', 'LISTS', 'SETTINGS', 'SITTING', 'FINISHED', 'REFUSED', 'STOPPED', 'HELD', 'SweepError', 'read_sweep_text',
            'check_settings', 'rows', 'Task', 'Plan', 'check_tasks', 'is_scratch', 'make_plan', 'recorded', 'note',
-           'read_journal', 'State', 'states', 'follow', 'try_lock', 'sign', 'holder', 'Order', 'attempt', 'watch',
-           'command_of', 'Work', 'look', 'recorded_here', 'outcome', 'drive', 'progress', 'cores', 'slots',
+           'read_journal', 'State', 'states', 'follow', 'is_free', 'try_lock', 'sign', 'holder', 'Order', 'attempt',
+           'watch', 'command_of', 'Work', 'look', 'recorded_here', 'outcome', 'drive', 'progress', 'cores', 'slots',
            'local_pool', 'ray_pool', 'only_one', 'noted_signals', 'ask_runs_to_stop', 'stop_sweep', 'sweep', 'report',
            'Unfinished', 'obey_sweep']
 
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from heapq import heapify, heapreplace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -302,6 +303,15 @@ def follow(
     return State(words.get(event["code"], failed), failures, event["seconds"], event["said"])
 
 # %% ../../nbs/sweep.ipynb #1d2b5901
+def is_free(
+    path: Path,              # a lock
+) -> bool:                   # whether nobody holds it
+    "Look at a lock without keeping it."
+    lock = try_lock(path)
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
 def try_lock(
     path: Path,              # made if it is not there
 ) -> int | None:             # an open file that holds the lock; None if somebody else does
@@ -403,9 +413,10 @@ def watch(
     lines = log.read_bytes()[-2000:].decode(errors="replace").split("\n")
     said = next((line.strip() for line in reversed(lines) if line.strip()), "")
     said = said.removeprefix("rvnnbook: ")[-300:]
+    if code < 0:
+        said = f"died of signal {-code}" + f"; its last words: {said}" * bool(said)
     full = code and shutil.disk_usage(order.folder).free < 4096
-    return code, said or (f"died of signal {-code}" if code < 0 else
-                          "No space left on the disk, not even for what it said" if full else "")
+    return code, said or "No space left on the disk, not even for what it said" * bool(full)
 
 # %% ../../nbs/sweep.ipynb #4a188efc
 def command_of(
@@ -447,11 +458,11 @@ class Work:
             task = self.ready.pop(0)
             note(self.journal, key=task.key, event="began")
             self.states[task.key] = self.states[task.key]._replace(word="begun")
-            self.at_work[self.submit(task)] = task
+            self.at_work[self.submit(task)] = task, now
 
     def settle(self, future):
         "Write down how a run ended, and see whether it is to be tried again."
-        task, settings = self.at_work.pop(future), self.plan.settings
+        (task, _), settings = self.at_work.pop(future), self.plan.settings
         event = {"key": task.key, "event": "ended", **outcome(future)}
         note(self.journal, **event, recorded=task.key in (recorded_here(self.plan) or ()))
         state = follow(self.states[task.key], event, settings["retries"])
@@ -466,7 +477,9 @@ def look(
 ) -> dict[str, State]:       # by key
     "What has become of every run of a plan, now."
     events, _ = read_journal(plan.folder / "journal.jsonl")
-    return states(plan.tasks, events, recorded_here(plan), plan.settings["retries"])
+    found = states(plan.tasks, events, recorded_here(plan), plan.settings["retries"])
+    return {key: state._replace(word="stopped") if state.word == "begun" and is_free(
+        plan.folder / "locks" / f"{key}.lock") else state for key, state in found.items()}
 
 def recorded_here(
     plan: Plan,              # of the sweep
@@ -518,7 +531,13 @@ def progress(
     if stopping:
         return text + ": stopping, what is at work saves itself" * bool(work.at_work)
     if spent and left and work.workers < math.inf:
-        seconds = sum(spent) / len(spent) * math.ceil(left / work.workers)
+        mean, now = sum(spent) / len(spent), time.monotonic()
+        free = [max(0.0, began + mean - now) for _, began in work.at_work.values()]
+        free += [0.0] * (work.workers - len(free))
+        heapify(free)                    # in how many seconds each worker will be free
+        for _ in range(left - len(work.at_work)):
+            heapreplace(free, free[0] + mean)
+        seconds = max(free)
         text += ", about " + (f"{seconds / 3600:.1f} h" if seconds > 5400 else
                               f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s")
         text += " left"
@@ -611,12 +630,14 @@ def only_one(
 def noted_signals(
     plan: Plan,                              # of the sweep
 ):                                           # a list, not empty once a signal came
-    "Note what asks for an end, and let the runs know; a second SIGTERM ends at once."
+    "Note what asks for an end, and let the runs know; asked again, they end at once."
     came = []
     def heard(number, frame):
         came.append(number)
-        signal.signal(number, before[number])
-        (plan.folder / "stop").touch()
+        with suppress(OSError):
+            (plan.folder / "stop").touch()
+            if len(came) > 1:
+                ask_runs_to_stop(plan.folder)
     main = threading.current_thread() is threading.main_thread()
     before = {n: signal.signal(n, heard) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
               if main and signal.getsignal(n) != signal.SIG_IGN}       # as below `nohup`
@@ -633,10 +654,7 @@ def ask_runs_to_stop(
     "Send the polite signal to every run that holds its lock."
     asked = 0
     for path in sorted((Path(folder) / "locks").glob("*.lock")):
-        lock = try_lock(path)
-        if lock is not None:
-            os.close(lock)
-        elif process := holder(path):
+        if not is_free(path) and (process := holder(path)):
             with suppress(ProcessLookupError):       # it has just ended
                 os.kill(process, signal.SIGTERM)
                 asked += 1
@@ -647,12 +665,9 @@ def stop_sweep(
 ) -> str:                    # what was done about it
     "Ask a sweep to end, or what is left of one."
     path = plan.folder / "lock"
-    lock = try_lock(path) if path.exists() else None
-    if path.exists() and lock is None:
+    if path.exists() and not is_free(path):
         (plan.folder / "stop").touch()
         return f"process {holder(path) or 'elsewhere'} was asked to stop; its runs save themselves"
-    if lock is not None:
-        os.close(lock)
     asked = ask_runs_to_stop(plan.folder)
     return f"nobody is at this sweep; {asked} left-over runs were asked to stop"
 
@@ -695,7 +710,8 @@ def report(
     width = max(len(task.label) for task in plan.tasks)
     lines = []
     for task, state in zip(plan.tasks, found.values()):
-        said = state.said if state.word in ("failed", "isolated", "refused") else ""
+        said = f"{state.said}  " if state.word in ("failed", "isolated", "refused") else ""
+        said += f"logs/{task.key}.txt" if said or state.word == "begun" else ""
         lines.append(f"{task.label:{width}}  {state.word:8}  {said}".rstrip())
     words = [state.word for state in found.values()]
     lines.append(", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words)))
@@ -733,10 +749,12 @@ def obey_sweep(
     show = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True))
     found = sweep(plan, words.engine, words.address, words.again, *([show] if live else []))
     print("\n" * live + report(plan, found), flush=True)
-    print(f"a smoke run leaves no record; what each said is in {os.path.relpath(plan.folder)}/logs"
-          if is_scratch(plan.tasks) else
-          f"their records: rvnnbook results {Path(plan.experiment).stem}")
     words = {state.word for state in found.values()}
+    if is_scratch(plan.tasks):
+        print("a smoke run leaves no record; what each said is in "
+              f"{os.path.relpath(plan.folder)}/logs")
+    elif "finished" in words:
+        print(f"their records: rvnnbook results {Path(plan.experiment).stem}")
     if words <= {"finished", "isolated", "refused"} and words != {"finished"}:
         count = sum(state.word in ("isolated", "refused") for state in found.values())
         raise Unfinished(f"{count} of {len(found)} runs failed; the others are done", 1)
