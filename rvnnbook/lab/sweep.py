@@ -330,6 +330,7 @@ def try_lock(
         raise
     return file
 
+# %% ../../nbs/sweep.ipynb #417630c6
 def sign(
     lock: int,               # what `try_lock` gave
     process: int,            # who holds it
@@ -490,6 +491,7 @@ def recorded_here(
     except ValueError:
         return None
 
+# %% ../../nbs/sweep.ipynb #ef1b294f
 def outcome(
     future: Future,          # that is done
 ) -> dict:                   # as `attempt` gives it
