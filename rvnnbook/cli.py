@@ -6,19 +6,19 @@ __all__ = ['STATUSES', 'SWEEP_STATUSES', 'parser', 'add_run', 'seconds', 'add_re
 
 # %% ../nbs/cli.ipynb #26e67603
 import argparse
+import importlib
 import os
 import shutil
 import sys
 from pathlib import Path
-
-from . import __version__
 
 # %% ../nbs/cli.ipynb #055ccee8
 def parser() -> argparse.ArgumentParser:
     "The words that the command understands."
     top = argparse.ArgumentParser(
         prog="rvnnbook", description="Build the book, rerun its experiments, install its data.")
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--version", action="version",
+                     version=f"%(prog)s {importlib.import_module('rvnnbook').__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     book = commands.add_parser("book", help="execute the chapters that changed and build the site")
     book.add_argument("--chapter", metavar="NOTEBOOK",

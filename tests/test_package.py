@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import rvnnbook
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -83,6 +85,11 @@ def test_the_readme_example_runs_on_runtime_needs_alone(site_packages, tmp_path)
     names = re.match(r"\[(.*?)\]\ntensor\(\[\d, \d, \d, \d\]\) tensor\(\[\d, \d, \d, \d\]\)\n", done.stdout)[1].replace("'", "").split(", ")
     assert {"rvnn", "tree_lstm", "lstm", "bilstm"} <= set(names) and names == sorted(names)
     assert re.fullmatch(r"tensor\(\[9\]\) \(.*\[MAX.*\)", done.stdout.splitlines()[-1])
+
+
+def test_the_command_knows_its_version():
+    done = subprocess.run([sys.executable, "-m", "rvnnbook", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == f"rvnnbook {rvnnbook.__version__}\n"
 
 
 def test_importing_brings_nothing_heavy():
