@@ -150,7 +150,7 @@ def files_about(module, root):
 def chapter_of(module, root):
     "The notebook that the module is exported from."
     dotted = module.removeprefix("rvnnbook/").removesuffix(".py").replace("/", ".")
-    for path in sorted((root / "nbs").glob("*.ipynb")):
+    for path in sorted((root / "nbs").rglob("*.ipynb")):
         if any(f"#| default_exp {dotted}\n" in "".join(cell["source"]) + "\n" for cell in json.loads(path.read_text())["cells"]):
             return path
     raise LookupError(f"no chapter for {module}")
@@ -193,7 +193,7 @@ class Workshop:
             if done.returncode in (1, 2):
                 return next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), done.stdout[-300:])
             assert done.returncode == 0, done.stdout + done.stderr
-            done = self.run(str(self.root.parent / "lessons.py"), str(chapter), str(self.root), folder="nbs")
+            done = self.run(str(self.root.parent / "lessons.py"), str(chapter), str(self.root), folder=chapter.parent.relative_to(self.root))
             return f"{chapter.name}: {done.stderr.strip().splitlines()[-1][:100]}" if done.returncode else None
         finally:
             (self.root / module).write_text(source)

@@ -17,7 +17,7 @@ from tests.helpers import JUPYTER, without
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
-EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "bytes", "design_space", "faults", "gold_trees", "images", "inference", "listops", "logic", "music", "nested", "parsing", "sentiment", "sequences", "translation"]
+EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "bytes", "design_space", "faults", "gold_trees", "images", "inference", "length_generalization", "listops", "logic", "music", "nested", "parsing", "sentiment", "sequences", "translation"]
 COMMAND = Path(sys.executable).with_name("rvnnbook")
 
 
@@ -118,7 +118,7 @@ def test_every_parameter_is_listed_with_its_values_and_its_meaning(name):
 def test_parameters_are_listed_and_a_bare_name_is_understood():
     done = run("run", "nbs/experiments/gold_trees.ipynb", "--parameters", cwd=ROOT)
     assert done.returncode == 0 and done.stdout.startswith("profile = smoke 'smoke', cpu 'cpu'") and "\nseed = 0\n    " in done.stdout
-    done = run("run", "nbs/crvnn.ipynb", "--parameters", cwd=ROOT)
+    done = run("run", "nbs/implementations/crvnn.ipynb", "--parameters", cwd=ROOT)
     assert done.returncode == 2 and "has no parameters cell" in done.stderr and done.stderr.count("\n") == 1
     done = run("run", "gold_trees", cwd=ROOT)
     assert done.returncode == 2 and done.stderr.endswith("Did you mean nbs/experiments/gold_trees.ipynb?\n")
