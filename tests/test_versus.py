@@ -23,7 +23,7 @@ ALL_WAYS = [(name, row, way) for name, row in ROWS if isinstance(way := way_of(n
 # No row of a paper leads to these: encoders and experiments of the book's own, and variants that no paper has.
 NO_ROW = {
     "encoders": {"ndr_act", "ndr_halt"},
-    "experiments": {"beam_states", "bench_beam_tree", "bench_crvnn", "faults", "gold_trees"},
+    "experiments": {"beam_states", "bench_beam_tree", "bench_crvnn", "faults", "gold_trees", "length_generalization"},
     "models of nested": {"RNN-GRC"},
     "models of design_space": {"NDR-ACT", "NDR-halt", "Universal Transformer"},
     "models of inference": {"LSTM", "LSTM, hypothesis only"},
