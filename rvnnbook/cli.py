@@ -256,9 +256,9 @@ def results(
         weights = [] if words.experiment else runs.check_weights()
         if wrong := runs.check_results(folder, words.experiment) + weights:
             raise RuntimeError("\n".join(wrong))
-        return f"valid records: {len(runs.read(words.experiment))}"
+        return f"valid records: {len(runs.read_records(words.experiment))}"
     profile = [f"profile={words.profile}"] * bool(words.profile)
-    records = runs.where(runs.read(words.experiment), [*words.where, *profile])
+    records = runs.where(runs.read_records(words.experiment), [*words.where, *profile])
     records = runs.latest(records) if words.latest else records
     files = [(words.csv, runs.write_csv), (words.parquet, runs.write_parquet)]
     if words.mean and (words.csv or words.parquet):
@@ -279,7 +279,7 @@ def merge(
     from rvnnbook.lab import runs
     if not folders:
         raise runs.RecordError("merge takes the folders that other machines sent")
-    merged = runs.merge(map(Path, folders))
+    merged = runs.merge_records(map(Path, folders))
     told = [f"records added: {len(merged.added)}", *merged.conflicts]
     if merged.refused:
         raise RuntimeError("\n".join([*told, "refused:", *merged.refused]))
@@ -294,12 +294,12 @@ def data(
     if words.action == "list":
         return catalog.listing()
     if words.action == "verify":
-        chosen = ([catalog.find(words.name)] if words.name
+        chosen = ([catalog.find_dataset(words.name)] if words.name
                   else [entry for entry in catalog.catalog().values() if catalog.present(entry)])
         if wrong := [line for entry in chosen for line in catalog.verify(entry)]:
             raise RuntimeError("\n".join(wrong))
         return "\n".join(f"{entry.name}: as it should be" for entry in chosen) or "nothing is here"
-    entry = catalog.find(words.name)
+    entry = catalog.find_dataset(words.name)
     if words.action == "get":
         try:
             files = catalog.get(entry)

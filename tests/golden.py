@@ -12,11 +12,11 @@ from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
 
-from rvnnbook.core import Encoding
+from rvnnbook.core import EncoderOutput
 from rvnnbook.encoders.balanced import BalancedTree
-from rvnnbook.encoders.beam_tree import beam_step, cut, expand
-from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode, halt_penalty
-from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search
+from rvnnbook.encoders.beam_tree import beam_step, prune_beam, propose_pairs
+from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode_soft_tree, halt_penalty
+from rvnnbook.encoders.efficient_beam import EfficientBeam, search_and_replay
 from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.ordered_memory import OrderedMemory, ordered_memory_literal
@@ -48,7 +48,7 @@ class MaskedMean(nn.Module):
         self.dim = dim
 
     def forward(self, x, mask, **_):
-        return Encoding((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        return EncoderOutput((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
 
 
 class Topk(nn.Module):
@@ -82,8 +82,8 @@ class Selection(nn.Module):
     def forward(self, states, parents, pairs, scores, taken):
         scores, logits = scores.masked_fill(~taken, -torch.inf), self.scorer[0](parents).squeeze(-1)
         after, kept, *_ = beam_step(states, scores, parents, logits, pairs, self.beam, self.choose)
-        candidates, picks = expand(scores, logits, pairs, self.beam)
-        origin = cut(candidates, self.beam, self.choose)[0].unflatten(-1, picks.shape[1:]).sum(-1)
+        candidates, picks = propose_pairs(scores, logits, pairs, self.beam)
+        origin = prune_beam(candidates, self.beam, self.choose)[0].unflatten(-1, picks.shape[1:]).sum(-1)
         return {"out.new_state": after, "out.old_state": torch.einsum("bsk,bkmd->bsmd", origin, states), "out.beam_scores": kept,
                 "out.beam_mask": (kept > -torch.inf).float()}
 
@@ -110,7 +110,7 @@ class Literal(CRvNN):
 class Told(CRvNN):
     "Takes as many rounds as the published rule gives, which depend on padding."
     def forward(self, x, mask, **_):
-        return encode(self, x, mask, budget=crvnn_literal(self, x, mask)[2])
+        return encode_soft_tree(self, x, mask, budget=crvnn_literal(self, x, mask)[2])
 
 
 def build_crvnn(model: str, config: dict, case: str) -> CRvNN:
@@ -130,7 +130,7 @@ def evaluate_crvnn(module: CRvNN, inputs: dict, mask: torch.Tensor) -> dict:
     states, exists, rounds = crvnn_literal(module, x, mask)
     unhalted = (exists > module.threshold).sum(1) > 1
     if not isinstance(module, Literal):
-        out = encode(module, x, mask, trace=True, budget=rounds)
+        out = encode_soft_tree(module, x, mask, trace=True, budget=rounds)
         states, exists = out.states, out.trace["existence"][-1]
         unhalted = out.trace["penalty"] > 0
     root, nats = states[torch.arange(len(x)), mask.sum(1) - 1], halt_penalty(exists, mask)
@@ -179,7 +179,7 @@ def read_alone(module: RIRBeam, x: torch.Tensor, inputs: dict, mask: torch.Tenso
         for drawn in draws:
             widths = cut_level(widths, module.arity, "late").counts
             given.append(drawn[row, :int(widths)])
-        search = partial(nested_search, draws=given or None) if module.inference == "nested" else beam_search
+        search = partial(nested_search, draws=given or None) if module.inference == "nested" else search_and_replay
         states, scores, _ = search(module, leaves[row:row + 1, :length], length[None])
         for drawn in given:
             if len(drawn) == 1:                            # the sentence had one node left, and another one had more

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, pad_batch
-from rvnnbook.encoders.efficient_beam import encode
+from rvnnbook.encoders.efficient_beam import encode_with_search
 
 DIM = 6                                      # width in the tests of searches
 
@@ -20,7 +20,7 @@ def answers(encoder, x, mask, form, seed=0):
     "Root and the gradients of its product with fixed numbers, in the token vectors and in every parameter."
     torch.manual_seed(seed)
     x = x.clone().requires_grad_()
-    root = encode(encoder, x, mask, form, torch.Generator().manual_seed(seed)).root
+    root = encode_with_search(encoder, x, mask, form, torch.Generator().manual_seed(seed)).root
     weight = torch.linspace(-1, 1, root.numel(), dtype=root.dtype).view_as(root)
     return root, *torch.autograd.grad((root * weight).sum(), [x, *encoder.parameters()], materialize_grads=True)
 

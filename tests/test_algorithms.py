@@ -15,20 +15,20 @@ from rvnnbook.data.algorithms import (
     ORDERS,
     START,
     AlgorithmError,
-    collate,
-    cut,
+    collate_algorithms,
+    split_parts,
     draw_tree,
-    grow,
+    grow_number_tree,
     make_sorting,
     make_traversal,
     number_vocabulary,
     rebuild,
     sorting,
     traversal,
-    unique_draws,
-    walk,
+    unique_algorithm_draws,
+    traverse,
 )
-from rvnnbook.data.batches import Batches, share
+from rvnnbook.data.batches import BucketLoader, shard_batch
 
 many = settings(deadline=None, max_examples=60)
 SHAPES = st.recursive(st.none(), lambda part: st.tuples(part, st.just("."), part), max_leaves=25)
@@ -61,14 +61,14 @@ def levels(tree):
 @many
 def test_a_walk_is_its_recursion(shape, order, seed):
     tree = labelled(shape, seed)
-    assert walk(tree, order) == tuple(said(tree, order))
+    assert traverse(tree, order) == tuple(said(tree, order))
 
 
 @given(SHAPES, st.integers(0, 99), st.booleans())
 @many
 def test_a_tree_comes_back_from_two_walks(shape, seed, as_lists):
     tree, kind = labelled(shape, seed), list if as_lists else tuple
-    assert rebuild(kind(walk(tree, "inorder")), kind(walk(tree, "postorder"))) == tree
+    assert rebuild(kind(traverse(tree, "inorder")), kind(traverse(tree, "postorder"))) == tree
 
 
 @pytest.mark.parametrize("nodes", range(6))
@@ -80,7 +80,7 @@ def test_every_pair_of_walks_is_a_tree_or_refused(nodes):
             tree = rebuild(inorder, postorder)
         except AlgorithmError:
             continue
-        assert walk(tree, "inorder") == inorder and walk(tree, "postorder") == postorder
+        assert traverse(tree, "inorder") == inorder and traverse(tree, "postorder") == postorder
         found.append(tree)
     assert len(set(found)) == len(found) == math.comb(2 * nodes, nodes) // (nodes + 1)
 
@@ -99,10 +99,10 @@ def test_a_tree_may_be_deep():
         left, right = (left, label, None), (None, label, right)
         zigzag = (zigzag, label, None) if label % 2 else (None, label, zigzag)
     for tree in (left, right, zigzag):
-        two = walk(tree, "inorder"), walk(tree, "postorder")
+        two = traverse(tree, "inorder"), traverse(tree, "postorder")
         back = rebuild(*two)
-        assert (walk(back, "inorder"), walk(back, "postorder")) == two and len(two[0]) == 10_000
-        assert walk(back, "preorder") == tuple(range(9_999, -1, -1))
+        assert (traverse(back, "inorder"), traverse(back, "postorder")) == two and len(two[0]) == 10_000
+        assert traverse(back, "preorder") == tuple(range(9_999, -1, -1))
 
 
 # ---- questions
@@ -143,8 +143,8 @@ def test_numbers_are_sorted_as_numbers(numbers):
 def test_places_are_filled_with_the_probability(child):
     "Two levels: one, two or three nodes, with the probabilities of two throws."
     random, draws = Random(0), 6000
-    trees = [grow(random, 2, child, count()) for _ in range(draws)]
-    sizes = Counter(len(walk(tree, "inorder")) for tree in trees)
+    trees = [grow_number_tree(random, 2, child, count()) for _ in range(draws)]
+    sizes = Counter(len(traverse(tree, "inorder")) for tree in trees)
     for size, chance in ((1, (1 - child) ** 2), (2, 2 * child * (1 - child)), (3, child ** 2)):
         assert abs(sizes[size] / draws - chance) < 4 * math.sqrt(chance * (1 - chance) / draws)
     left = sum(tree[0] is not None for tree in trees)
@@ -157,7 +157,7 @@ def test_places_are_filled_with_the_probability(child):
 def test_drawn_trees_keep_their_bounds(depth, least, seed):
     least = min(least, 2 ** depth - 1)
     tree = draw_tree(Random(seed), depth, 40, least, child=0.7)
-    labels = walk(tree, "inorder")
+    labels = traverse(tree, "inorder")
     assert least <= len(labels) <= 40 and levels(tree) <= depth
     assert len(set(labels)) == len(labels) and all(1 <= int(label) <= 40 for label in labels)
 
@@ -179,10 +179,10 @@ def test_all_labels_are_drawn_alike():
 def test_everything_there_is_can_be_drawn_and_no_more():
     random = Random(0)
     propose = lambda: sorting([random.randint(1, 4) for _ in range(3)])
-    assert len({example.tokens for example in unique_draws(64, random, propose)}) == 64
+    assert len({example.tokens for example in unique_algorithm_draws(64, random, propose)}) == 64
     with pytest.raises(AlgorithmError, match="64 of 65 examples found"):
-        unique_draws(65, random, propose, patience=3000)
-    assert unique_draws(0, random, propose) == []
+        unique_algorithm_draws(65, random, propose, patience=3000)
+    assert unique_algorithm_draws(0, random, propose) == []
 
 
 @pytest.mark.parametrize("make, rules", [
@@ -201,7 +201,7 @@ def test_the_order_of_the_draws_decides_nothing():
     train, test = (sum(len(example.tokens) for example in part) / len(part) for part in (parts.train, parts.test))
     assert abs(train - test) < .35
     coming = iter([sorting([n]) for n in range(40)])
-    dealt = cut((20, 0, 20), 0, lambda random: next(coming))
+    dealt = split_parts((20, 0, 20), 0, lambda random: next(coming))
     assert max(int(example.tokens[0]) for example in dealt.train) > 30
 
 
@@ -234,7 +234,7 @@ def test_words_have_their_numbers():
 @many
 def test_a_batch_holds_its_examples(lists):
     words, examples = number_vocabulary(9), [sorting(numbers) for numbers in lists]
-    batch = collate(examples, words)
+    batch = collate_algorithms(examples, words)
     assert all(part.dtype == torch.long for part in (batch.ids, batch.targets))
     for row, (tokens, target) in enumerate(examples):
         assert [words.tokens[i] for i in batch.ids[row][batch.mask[row]]] == list(tokens)
@@ -247,15 +247,15 @@ def test_a_batch_holds_its_examples(lists):
 
 def test_what_a_batch_refuses():
     with pytest.raises(AlgorithmError, match="at least one"):
-        collate([], number_vocabulary(9))
+        collate_algorithms([], number_vocabulary(9))
     with pytest.raises(ValueError, match="token 1 is '10'"):
-        collate([sorting([1, 10])], number_vocabulary(9))
+        collate_algorithms([sorting([1, 10])], number_vocabulary(9))
 
 
 def test_batches_deal_every_example_once():
     examples, words = make_traversal((70, 0, 0), levels=3, largest=9).train, number_vocabulary(9)
-    dealt = Batches(examples, 16, lambda rows: collate(rows, words), seed=0)
+    dealt = BucketLoader(examples, 16, lambda rows: collate_algorithms(rows, words), seed=0)
     seen = [tuple(row[mask].tolist()) for batch in dealt for row, mask in zip(batch.ids, batch.mask)]
     assert sorted(seen) == sorted(tuple(words.encode(example.tokens)) for example in examples)
     batch = dealt.next()
-    assert sum(len(share(batch, rank, 3).ids) for rank in range(3)) == len(batch.ids)
+    assert sum(len(shard_batch(batch, rank, 3).ids) for rank in range(3)) == len(batch.ids)

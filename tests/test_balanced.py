@@ -10,15 +10,15 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.balanced import (
-    RULES, BalancedTree, chunk, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees)
-from rvnnbook.encoders.rvnn import RvNN, compose_rounds, compose_tree
+    CHUNK_RULES, BalancedTree, chunk, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees)
+from rvnnbook.encoders.rvnn import RvNN, compose_by_round, compose_tree
 from rvnnbook.layers.cells import GRC
 from rvnnbook.registry import create_encoder
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=40)
 lengths_of = st.lists(st.integers(1, 30), min_size=1, max_size=5)
-arities, rules, seeds = st.integers(2, 12), st.sampled_from(RULES), st.integers(0, 10**6)
+arities, rules, seeds = st.integers(2, 12), st.sampled_from(CHUNK_RULES), st.integers(0, 10**6)
 
 
 def batch(lengths, dim=4, seed=0, extra=0):
@@ -49,7 +49,7 @@ def mixed_all(chunks, real):
 @some
 @given(st.integers(1, 3000), st.integers(2, 60))
 def test_lengths(n, arity):
-    always, late = (level_lengths(n, arity, rule) for rule in RULES)
+    always, late = (level_lengths(n, arity, rule) for rule in CHUNK_RULES)
     levels = len(always) - 1
     assert always[0] == late[0] == n and always[-1] == late[-1] == 1
     assert arity ** levels >= n and (levels == 0 or arity ** (levels - 1) < n)
@@ -146,7 +146,7 @@ def test_trees_of_chunks_from_left_to_right(lengths, arity, rule, seed):
     trees = level_trees(mask, arity, rule)
     assert not trees[~mask].any()
     root = torch.stack([compose_levels_literal(list(row[:n]), arity, lambda nodes: reduce(cell, nodes), rule) for row, n in zip(x, lengths)])
-    assert_close(compose_rounds(torch.where(mask[..., None], x, 0), trees, mask, cell), root)
+    assert_close(compose_by_round(torch.where(mask[..., None], x, 0), trees, mask, cell), root)
 
 
 @some
@@ -183,7 +183,7 @@ def test_encoder_is_the_network_over_its_trees(cell):
 
 
 @pytest.mark.parametrize("name", ["lstm", "bilstm", "transformer", "crvnn", "ebt_grc"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHUNK_RULES)
 def test_any_encoder_is_a_cell(name, rule):
     torch.manual_seed(0)
     inner = create_encoder(name, dim=8).double().eval()

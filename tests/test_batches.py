@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rvnnbook.data.batches import Batches, Vocabulary, deal, padding, place, share, vocabulary_of
-from rvnnbook.data.listops import TOKEN_IDS, VOCABULARY, Example, collate, evaluate, tokenize, unique_draws
+from rvnnbook.data.batches import BucketLoader, Vocabulary, bucket_batches, padding_share, to_device, shard_batch, build_vocabulary
+from rvnnbook.data.listops import TOKEN_IDS, VOCABULARY, Example, collate_listops, evaluate, tokenize, unique_draws
 
 EXAMPLES = list(unique_draws(60, seed=0))
 seeds = st.one_of(st.none(), st.integers(0, 10**6))
@@ -22,7 +22,7 @@ def strings(count, seed=0):
 
 
 def made(count, size, seed, stretch=5):
-    return Batches(strings(count), size, list, seed=seed, length=len, stretch=stretch)
+    return BucketLoader(strings(count), size, list, seed=seed, length=len, stretch=stretch)
 
 
 # ---- Batches
@@ -66,7 +66,7 @@ def test_the_order_follows_from_the_seed_and_the_epoch():
 
 @given(st.integers(1, 60), sizes, st.integers(0, 99), st.integers(1, 4))
 def test_batches_of_a_stretch_do_not_overlap_in_length(count, size, seed, stretch):
-    batches = deal(strings(count), size, str(seed), len, stretch)
+    batches = bucket_batches(strings(count), size, str(seed), len, stretch)
     assert all(list(map(len, batch)) == sorted(map(len, batch)) for batch in batches)
     order = strings(count)
     Random(str(seed)).shuffle(order)
@@ -79,21 +79,21 @@ def test_batches_of_a_stretch_do_not_overlap_in_length(count, size, seed, stretc
 
 def test_short_batches_do_not_come_first():
     "Sorted inside a stretch, but dealt in random order."
-    starts = [len(batch[0]) for batch in deal(strings(100), 5, "0", len, 20)]
+    starts = [len(batch[0]) for batch in bucket_batches(strings(100), 5, "0", len, 20)]
     assert starts != sorted(starts) and len(set(starts)) > 10
 
 
 def test_sorting_saves_padding():
     examples = list(unique_draws(800, seed=0))
-    mean = [sum(map(padding, batches)) / len(batches) for batches in
-            (list(Batches(examples, 16, collate, seed=seed)) for seed in (None, 3))]
+    mean = [sum(map(padding_share, batches)) / len(batches) for batches in
+            (list(BucketLoader(examples, 16, collate_listops, seed=seed)) for seed in (None, 3))]
     assert mean[1] < mean[0] - .1
 
 
 @pytest.mark.parametrize("count, size, stretch", [(0, 1, 1), (3, 0, 1), (3, 1, 0), (3, -1, 1)])
 def test_impossible_batches_are_refused(count, size, stretch):
     with pytest.raises(ValueError, match="sizes of at least 1, got .*'size': " + str(size)):
-        Batches(strings(count), size, list, stretch=stretch)
+        BucketLoader(strings(count), size, list, stretch=stretch)
 
 
 @pytest.mark.parametrize("state", [{"epoch": 0, "index": 3}, {"epoch": 0, "index": -1}, {"epoch": -1, "index": 0}])
@@ -108,8 +108,8 @@ def test_positions_that_do_not_exist_are_refused(state):
 
 @given(st.integers(1, 12), st.integers(1, 5))
 def test_the_shares_are_the_batch(count, world):
-    batch = collate(EXAMPLES[:count])
-    shares = [share(batch, rank, world) for rank in range(world)]
+    batch = collate_listops(EXAMPLES[:count])
+    shares = [shard_batch(batch, rank, world) for rank in range(world)]
     assert all(type(mine) is type(batch) for mine in shares)
     assert max(len(mine.labels) for mine in shares) - min(len(mine.labels) for mine in shares) <= 1
     for rank, mine in enumerate(shares):
@@ -120,13 +120,13 @@ def test_the_shares_are_the_batch(count, world):
 
 def test_place_keeps_the_kind_of_batch():
     batch = namedtuple("Pair", "left right")(torch.ones(2), torch.zeros(2))
-    moved = place(batch, "meta")
+    moved = to_device(batch, "meta")
     assert type(moved) is type(batch) and moved.right.device.type == "meta"
 
 
 def test_padding_is_what_the_mask_leaves_out():
     rows = ["[MAX 2 9 ]", "7"]
-    assert padding(collate([Example(evaluate(w), w) for w in map(tokenize, rows)])) == 3 / 8
+    assert padding_share(collate_listops([Example(evaluate(w), w) for w in map(tokenize, rows)])) == 3 / 8
 
 
 # ---- vocabularies
@@ -137,7 +137,7 @@ words = st.lists(st.text("abc", min_size=1, max_size=3), max_size=20)
 @settings(max_examples=50)
 @given(st.lists(words, max_size=5), st.integers(1, 3))
 def test_a_vocabulary_of_a_text(sentences, least):
-    vocabulary = vocabulary_of(sentences, least, special=("<pad>", "<unk>"), unknown="<unk>")
+    vocabulary = build_vocabulary(sentences, least, special=("<pad>", "<unk>"), unknown="<unk>")
     counts = Counter(word for sentence in sentences for word in sentence)
     assert vocabulary.tokens[:2] == ("<pad>", "<unk>")
     assert set(vocabulary.tokens[2:]) == {word for word, count in counts.items() if count >= least}

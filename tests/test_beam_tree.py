@@ -13,14 +13,14 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap, tree_from_steps
 from rvnnbook.encoders.beam_tree import (
     BeamTree,
     beam_step,
-    cut,
-    expand,
+    prune_beam,
+    propose_pairs,
     merges_of,
     one_step,
-    search,
+    search_states,
     steps_from_merges,
 )
-from rvnnbook.encoders.greedy_tree import merge
+from rvnnbook.encoders.greedy_tree import merge_pairs
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.topk import choice_matrix, one_soft
 from tests import golden
@@ -356,22 +356,22 @@ def test_expand_proposes_the_best_of_each():
     scores = torch.tensor([[-1.0, -2.0, -torch.inf]])
     logits = torch.tensor([[[0.2, 0.5, 0.3], [0.1, 0.1, 0.8], [0.6, 0.2, 0.2]]]).log()
     pairs = torch.ones(1, 3, dtype=torch.bool)
-    candidates, picks = expand(scores, logits, pairs, 2)
+    candidates, picks = propose_pairs(scores, logits, pairs, 2)
     assert picks.tolist() == [[[1, 2], [2, 0], [0, 1]]] and (candidates[0, 2] == -torch.inf).all()
     assert candidates[0, :2].allclose(torch.tensor([[-1 + math.log(0.5), -1 + math.log(0.3)], [-2 + math.log(0.8), -2 + math.log(0.1)]]))
     high = logits.masked_fill(torch.tensor([False, False, True]), 1e4)              # what stands on padding
-    short, picks = expand(scores, high, pairs & (torch.arange(3) < 2), 3)
+    short, picks = propose_pairs(scores, high, pairs & (torch.arange(3) < 2), 3)
     assert short[0, 0, :2].exp().sum().allclose(torch.tensor(math.exp(-1))) and short[0, 0, 2] == -torch.inf
-    lucky, picks = expand(scores, logits, pairs, 1, noise=torch.tensor([9.0, 0, 0]))
+    lucky, picks = propose_pairs(scores, logits, pairs, 1, noise=torch.tensor([9.0, 0, 0]))
     assert picks[0, :2].flatten().tolist() == [0, 0] and lucky[0, 0, 0].allclose(torch.tensor(-1 + math.log(0.2)))
 
 
 def test_cut():
     candidates = torch.tensor([[[-1.0, -3.0], [-2.0, -torch.inf]], [[-1.0, -torch.inf], [-torch.inf, -torch.inf]]])
-    choice, scores = cut(candidates, 2)
+    choice, scores = prune_beam(candidates, 2)
     assert scores.tolist() == [[-1, -2], [-1, -torch.inf]] and choice.argmax(-1)[0].tolist() == [0, 2]
-    assert cut(candidates, 9)[1].shape == (2, 4)
-    soft, scores = cut(candidates, 2, one_soft)
+    assert prune_beam(candidates, 9)[1].shape == (2, 4)
+    soft, scores = prune_beam(candidates, 2, one_soft)
     weights = torch.tensor([-3.0, -2.0]).softmax(-1)
     assert scores[0, 1].allclose(weights @ torch.tensor([-3.0, -2.0])) and scores[1].tolist() == [-1, -torch.inf]
     assert soft[0, 1].allclose(torch.tensor([0, weights[0], weights[1], 0]))
@@ -383,7 +383,7 @@ def test_one_node_less(n, seed):
     torch.manual_seed(seed)
     states, parents = torch.randn(1, 1, n, 2), torch.randn(1, 1, n - 1, 2)
     for j in range(n - 1):
-        found = merge(states, parents, torch.eye(n - 1)[j][None, None])[0, 0]
+        found = merge_pairs(states, parents, torch.eye(n - 1)[j][None, None])[0, 0]
         assert found.equal(torch.stack([*states[0, 0, :j], parents[0, 0, j], *states[0, 0, j + 2:]]))
 
 
@@ -406,7 +406,7 @@ def test_sentences_leave_when_they_are_whole():
     def noted(states, scores, pairs):
         seen.append((len(states), states.shape[2], int(pairs.sum())))
         return step(states, scores, pairs)
-    search(leaves, mask.sum(1), 2, noted)
+    search_states(leaves, mask.sum(1), 2, noted)
     assert seen == [(2, 5, 1 + 4), (1, 4, 3), (1, 3, 2), (1, 2, 1)]
 
 

@@ -19,11 +19,11 @@ from rvnnbook.cli import main
 from rvnnbook.encoders import compiled_beam, efficient_beam
 from rvnnbook.lab import bench as module
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.lab.bench import (SUBJECTS, BenchError, GatedMemory, agreement, apart, attention_products, beam_products, bench, bench_lines, bench_record, cases, completed, crvnn_products, findings, forms_of,
+from rvnnbook.lab.bench import (SUBJECTS, BenchError, GatedMemory, agreement, apart, attention_products, beam_products, bench, bench_lines, bench_record, cases, completed_measurement, crvnn_products, findings, forms_of,
                                 fresh, gap, growth, inference, known_counts, library_attention, library_beam, library_crvnn, literal_attention, literal_beam, literal_crvnn, measure, memory_level,
-                                memory_peak, problem, recorded, replayed, split_name, spread, summarize, take_turns, training_step,
+                                memory_peak, problem, recorded_bench, replayed, split_name, spread, summarize, take_turns, training_step,
                                 tables_kept, usual_forms)
-from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read, validate
+from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 FORMS = tuple(CRVNN.forms)
@@ -43,7 +43,7 @@ def test_the_command(clone):
     words = "bench crvnn --lengths 40 --dim 8 --repeats 1 --record".split()
     done = subprocess.run([sys.executable, "-m", "rvnnbook", *words], cwd=clone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    record, = read("bench_crvnn", clone / "nbs" / "results")
+    record, = read_records("bench_crvnn", clone / "nbs" / "results")
     assert check_results(clone / "nbs" / "results") == []
     assert record["profile"] == "cpu" and record["threads"] == 1 and record["finished"]
     assert record["parameters"] == {"lengths": "40", "batches": "1", "dim": 8, "threads": 1, "repeats": 1, "device": "cpu", "limit": 600.0,
@@ -211,7 +211,7 @@ def test_the_command_measures_the_beam(clone, monkeypatch, capsys):
     monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": one})
     assert main("bench beam_tree --lengths 12 --batches 3 --ragged --dim 8 --repeats 1 --record".split()) == 0
     out, err = capsys.readouterr()
-    record, = read("bench_beam_tree", clone / "nbs" / "results")
+    record, = read_records("bench_beam_tree", clone / "nbs" / "results")
     assert record["parameters"]["ragged"] is True and record["parameters"]["forms"] == "; ".join(BEAM.forms)
     assert "rvnnbook.encoders.efficient_beam" in record["modules"] and "rvnnbook.lab.bench" in record["modules"]
     metrics = record["metrics"]
@@ -233,7 +233,7 @@ def test_the_command_measures_attention(clone, monkeypatch, capsys):
     monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": lambda task, limit: measure(**task)})
     assert main("bench attention --lengths 20 60 --batches 2 --dim 32 --repeats 1 --record".split()) == 0
     out, _ = capsys.readouterr()
-    record, = read("bench_attention", clone / "nbs" / "results")
+    record, = read_records("bench_attention", clone / "nbs" / "results")
     assert record["parameters"]["forms"] == "literal; library; products" and "rvnnbook.layers.attention" in record["modules"]
     metrics = record["metrics"]
     assert list(metrics) == [f"n = {n}, batch 2, {form}" for n in (20, 60) for form in ATTENTION.forms]
@@ -420,18 +420,18 @@ def test_inference_is_compared_with_inference():
 
 def test_the_last_record_of_its_kind_is_shown(clone, monkeypatch):
     monkeypatch.chdir(clone)
-    assert recorded("beam_tree") == ({}, ["There is no record yet."])
+    assert recorded_bench("beam_tree") == ({}, ["There is no record yet."])
     for number, ragged in enumerate((False, False, True)):
         metrics = {split_name(9, 1, "library", ragged): {"seconds": 1.0 + number}}
         append(bench_record("beam_tree", metrics, dict(lengths=[9], ragged=ragged), code_hashes(), 1.0))
     for ragged, seconds in ((False, 2.0), (True, 3.0)):
-        metrics, (said,) = recorded("beam_tree", ragged)
+        metrics, (said,) = recorded_bench("beam_tree", ragged)
         assert metrics[split_name(9, 1, "library", ragged)]["seconds"] == seconds and said.startswith("Width 128; ")
 
 
 def test_the_records_that_are_kept_can_be_read():
     "The first was made before there was a second subject."
-    records = read("bench_crvnn", Path(__file__).parents[1] / "nbs" / "results")
+    records = read_records("bench_crvnn", Path(__file__).parents[1] / "nbs" / "results")
     assert records
     for record in records:
         metrics = record["metrics"]
@@ -477,7 +477,7 @@ def test_what_fails_is_told(tmp_path):
     settings = dict(lengths=[1000], batches=[1], dim=2, threads=1, repeats=2, device="cpu", memory=20)
     record = bench_record("crvnn", metrics, settings, code_hashes(), 2.5)
     append(record, folder=tmp_path)
-    assert read("bench_crvnn", tmp_path) == [record] and record["metrics"] == metrics and record["wall_s"] == 2.5
+    assert read_records("bench_crvnn", tmp_path) == [record] and record["metrics"] == metrics and record["wall_s"] == 2.5
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
@@ -589,12 +589,12 @@ def test_what_cannot_be_measured_is_refused_first(settings, said):
 
 
 def test_no_limit_of_memory_where_there_is_no_way_to_set_one(tmp_path, monkeypatch):
-    fine = completed("crvnn", {"lengths": (20,), "memory": 50})
+    fine = completed_measurement("crvnn", {"lengths": (20,), "memory": 50})
     assert fine["memory"] == 50 and fine["device"] == "cpu" and fine["repeats"] == 3 and fine["forms"] == FORMS
     monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.strip("/"))            # as on a system without /proc
     with pytest.raises(ValueError, match="on Linux only"):
-        completed("crvnn", {"lengths": (20,), "memory": 50})
-    assert completed("crvnn", {"lengths": (20,)})["memory"] is None
+        completed_measurement("crvnn", {"lengths": (20,), "memory": 50})
+    assert completed_measurement("crvnn", {"lengths": (20,)})["memory"] is None
 
 
 def test_an_unknown_form_is_not_measured_as_another():
@@ -606,7 +606,7 @@ def test_only_lengths_need_be_given(clone, monkeypatch):
     monkeypatch.chdir(clone)
     monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": lambda task, limit: measure(**task)})
     metrics = bench("crvnn", {"lengths": (20,), "forms": ("products", "library")}, "cpu")
-    record, = read("bench_crvnn", clone / "nbs" / "results")
+    record, = read_records("bench_crvnn", clone / "nbs" / "results")
     assert record["metrics"] == metrics and list(metrics) == ["n = 20, batch 1, library", "n = 20, batch 1, products"]   # the rounds come first
     assert record["parameters"] == {"lengths": "20", "batches": "1", "dim": 128, "threads": 1, "repeats": 3, "device": "cpu", "limit": 600.0,
                                     "memory": None, "ragged": False, "forms": "products; library"}
@@ -629,7 +629,7 @@ def test_what_was_measured_outlives_what_breaks(error, clone, monkeypatch, capsy
         bench("crvnn", {"lengths": (20,), "dim": 8}, "cpu", told.append)
     shown = capsys.readouterr().err
     assert len(told) == 3 and all(line.split()[-2] in shown for line in told) and "not recorded" in shown
-    assert read("bench_crvnn", clone / "nbs" / "results") == []
+    assert read_records("bench_crvnn", clone / "nbs" / "results") == []
 
 
 def test_what_cannot_be_recorded_is_shown(clone, monkeypatch, capsys):

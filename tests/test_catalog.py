@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from rvnnbook.cli import main
 from rvnnbook.data import catalog as module
-from rvnnbook.data.catalog import (CatalogError, Dataset, File, add, ask, candidates, catalog, checksum, contents, download, find, get,
-                                   is_sound, listing, locked, place, present, progress, recognise, recorded, unpack, verify)
+from rvnnbook.data.catalog import (CatalogError, Dataset, File, add, request_file, candidates, catalog, checksum, contents, download, find_dataset, get,
+                                   is_sound, listing, locked, install_file, present, show_progress, recognise, recorded_checksum, unpack_archive, verify)
 from rvnnbook.data.listops import official_path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,7 +154,7 @@ def test_the_table_is_whole():
         assert entry.how or paths and all(file.address for file in entry.files)
     for name in ("listops_train", "listops_lengths", "lra", "snli", "mnli", "mnli_stress", "qqp", "paws_qqp", "paws_wiki", "glove", "cifar10",
                  "iwslt14_deen", "iwslt15_envi_train"):
-        find(name)
+        find_dataset(name)
 
 
 def test_every_published_file_of_the_collection_is_in_the_table(shared):
@@ -207,16 +207,16 @@ def test_place_is_all_or_nothing(tmp_path, data):
     source = tmp_path / "source"
     source.write_bytes(BODY)
     good = File("toy/a/file", len(BODY), sha(BODY), None)
-    assert place(source, good).read_bytes() == BODY
-    packed = place(source, good._replace(path="toy/file.xz"))
+    assert install_file(source, good).read_bytes() == BODY
+    packed = install_file(source, good._replace(path="toy/file.xz"))
     assert lzma.open(packed).read() == BODY and is_sound(good._replace(path="toy/file.xz"))
     for wrong in (BODY[:-1], BODY + b"x", b"x" + BODY[1:], b""):
         source.write_bytes(wrong)
         with pytest.raises(CatalogError, match="expected"):
-            place(source, good)
+            install_file(source, good)
         assert names(data) == ["toy/a/file", "toy/file.xz"] and (data / good.path).read_bytes() == BODY
     with pytest.raises(OSError):
-        place(tmp_path / "nowhere", good)
+        install_file(tmp_path / "nowhere", good)
     assert names(data) == ["toy/a/file", "toy/file.xz"] and is_sound(good)
 
 
@@ -363,7 +363,7 @@ def test_redirects(server, data, tmp_path):
 @pytest.mark.parametrize("address", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:,x", "/etc/passwd", ""])
 def test_only_the_web_is_asked(address):
     with pytest.raises(CatalogError, match="not an https address"):
-        ask(address, 0, 1)
+        request_file(address, 0, 1)
 
 
 def test_what_will_not_change_is_not_tried_again(server, data):
@@ -419,12 +419,12 @@ def test_nobody_answers(data):
 
 
 def test_the_progress_line(capsys, monkeypatch):
-    progress("x", 5, 10)
+    show_progress("x", 5, 10)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress("x", 5_000_000, None)
-    progress("x", 5_000_000, 10_000_000)
-    progress("x", 10_000_000, 10_000_000)
+    show_progress("x", 5_000_000, None)
+    show_progress("x", 5_000_000, 10_000_000)
+    show_progress("x", 10_000_000, 10_000_000)
     said = capsys.readouterr()
     assert said.out == "" and said.err == "\rx: 5.0 MB \rx: 5.0 of 10.0 MB \rx: 10.0 of 10.0 MB\n"
 
@@ -471,7 +471,7 @@ def refused(archive, tmp_path, said, limit=10**6):
     before = names(tmp_path)
     (tmp_path / "out" / "in").mkdir(parents=True)
     with pytest.raises(CatalogError, match=said):
-        unpack(archive, tmp_path / "out" / "in", limit)
+        unpack_archive(archive, tmp_path / "out" / "in", limit)
     assert names(tmp_path) == before and not any((tmp_path / "out" / "in").iterdir()) and not Path("/evil").exists()
     shutil.rmtree(tmp_path / "out")
 
@@ -480,12 +480,12 @@ def test_honest_archives(tmp_path):
     body = {"README": b"", "data/train": BODY, "data/deep/er/..test": b"test", "data/été 雪.txt": b"\xff\0"}
     makers = [zipped, tar, lambda path, *entries: tar(path, *entries, mode="w"), lambda path, *entries: tar(path, *entries, mode="w:xz")]
     for number, make in enumerate(makers):
-        unpack(make(tmp_path / "a", *body.items()), tmp_path / str(number), 10**6)
+        unpack_archive(make(tmp_path / "a", *body.items()), tmp_path / str(number), 10**6)
         assert {name: (tmp_path / str(number) / name).read_bytes() for name in names(tmp_path / str(number))} == body
     with zipfile.ZipFile(tmp_path / "folders.zip", "w") as archive:
         archive.mkdir("empty")
         archive.writestr("full/file", b"x")
-    unpack(tmp_path / "folders.zip", tmp_path / "folders", 10)
+    unpack_archive(tmp_path / "folders.zip", tmp_path / "folders", 10)
     assert names(tmp_path / "folders") == ["full/file"] and stat.S_IMODE((tmp_path / "folders/full/file").stat().st_mode) & 0o111 == 0
 
 
@@ -529,7 +529,7 @@ def test_a_zip_file_whose_sizes_lie(tmp_path):
     (tmp_path / "a.zip").write_bytes(data)
     (tmp_path / "out").mkdir()
     with pytest.raises(CatalogError):
-        unpack(tmp_path / "a.zip", tmp_path / "out", 100)
+        unpack_archive(tmp_path / "a.zip", tmp_path / "out", 100)
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 10
 
 
@@ -544,7 +544,7 @@ def test_damaged_archives(tmp_path_factory, number, cut, flips):
         data[int(where * len(data))] ^= change
     (folder / "a").write_bytes(data[:None if cut is None else int(cut * len(data))])
     try:
-        unpack(folder / "a", folder / "out" / "in", 10**5)
+        unpack_archive(folder / "a", folder / "out" / "in", 10**5)
         with candidates(folder / "a", 10**5) as paths:
             assert paths[0] == folder / "a"
     except CatalogError as error:
@@ -560,7 +560,7 @@ def test_what_we_take_pythons_filter_takes_too(tmp_path):
     for name in [*ESCAPES, "good", "a/b", "été", "...", ". ", "a/./b"]:
         info = tarfile.TarInfo(name)
         try:
-            module.judge([module.Member(name, 0, "file", None)], 10)
+            module.check_members([module.Member(name, 0, "file", None)], 10)
         except CatalogError:
             assert name in ESCAPES
         else:
@@ -671,7 +671,7 @@ def test_a_folder_that_cannot_be_written(data, capsys):
     data.parent.mkdir(exist_ok=True)
     data.write_text("a file where the folder should be")
     with pytest.raises(OSError):
-        with locked(find("listops")):
+        with locked(find_dataset("listops")):
             pass
     assert main(["data", "get", "conjnli"]) == 1 and capsys.readouterr().err.startswith("rvnnbook: ")
 
@@ -714,7 +714,7 @@ def test_a_packed_file_that_no_longer_opens_is_told(data):
 
 
 def test_files_of_unknown_checksums(tmp_path, data):
-    entry = find("lra")
+    entry = find_dataset("lra")
     folder = tmp_path / "release"
     (folder / "sub").mkdir(parents=True)
     (folder / "a file.tsv").write_bytes(b"a")
@@ -722,7 +722,7 @@ def test_files_of_unknown_checksums(tmp_path, data):
     with pytest.raises(ValueError, match="--unverified"):
         add(entry, folder)
     with pytest.raises(ValueError, match="leave --unverified out"):
-        add(find("sst"), folder, unverified=True)
+        add(find_dataset("sst"), folder, unverified=True)
     assert not data.exists()
     add(entry, folder, unverified=True)
     assert names(data) == ["lra/SHA256SUMS", "lra/a file.tsv", "lra/sub/b"] and verify(entry) == [] and len(present(entry)) == 2
@@ -730,7 +730,7 @@ def test_files_of_unknown_checksums(tmp_path, data):
         subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=data / "lra", check=True)
     (tmp_path / "c").write_bytes(b"c")
     add(entry, tmp_path / "c", unverified=True)
-    assert [file.path for file in recorded(entry)] == ["lra/a file.tsv", "lra/sub/b", "lra/c"]
+    assert [file.path for file in recorded_checksum(entry)] == ["lra/a file.tsv", "lra/sub/b", "lra/c"]
     (data / "lra" / "c").write_bytes(b"C")
     (data / "lra" / "sub" / "b").unlink()
     assert [line.split(": ")[1].split()[0] for line in verify(entry)] == ["missing", "expected"]
@@ -738,13 +738,13 @@ def test_files_of_unknown_checksums(tmp_path, data):
     (tmp_path / "line\nfeed").write_bytes(b"c")
     with pytest.raises(ValueError, match="rename"):
         add(entry, tmp_path / "line\nfeed", unverified=True)
-    assert len(recorded(entry)) == 3
+    assert len(recorded_checksum(entry)) == 3
 
 
 def test_everything_that_is_here_installs_and_is_checked(shared, data, capsys):
     for name in ("propositionallogic", "semparse", "django", "sst", "snli_break", "conjnli", "iwslt15_envi"):
         assert main(["data", "add", name, str(shared / name)]) == 0
-        assert verify(find(name)) == [] and len(present(find(name))) == len(find(name).files)
+        assert verify(find_dataset(name)) == [] and len(present(find_dataset(name))) == len(find_dataset(name).files)
     assert main(["data", "verify"]) == 0 and main(["data", "verify", "sst"]) == 0
     capsys.readouterr()
     path = data / "sst" / "trees" / "dev.txt"
@@ -763,12 +763,12 @@ def test_everything_that_is_here_installs_and_is_checked(shared, data, capsys):
 def test_the_official_test_of_listops(shared, server, data, capsys):
     packed = shared / "listops" / "test_d20s.tsv.xz"
     assert main(["data", "add", "listops", str(packed)]) == 0
-    assert capsys.readouterr().out == f"installed as {official_path()}\n" and verify(find("listops")) == []
+    assert capsys.readouterr().out == f"installed as {official_path()}\n" and verify(find_dataset("listops")) == []
     assert lzma.open(official_path()).read() == lzma.open(packed).read()
     official_path().unlink()
-    file = find("listops").files[0]
+    file = find_dataset("listops").files[0]
     server.routes["/file"] = ranged(lzma.open(packed).read(), [10**6])
-    assert get(find("listops")._replace(files=(file._replace(address=server.address()),)), pause=0) == [official_path()]
+    assert get(find_dataset("listops")._replace(files=(file._replace(address=server.address()),)), pause=0) == [official_path()]
     assert lzma.open(official_path()).read() == lzma.open(packed).read()
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, pad_batch, padding_gap
-from rvnnbook.encoders.compiled_beam import (WORTH_IT, CompiledBeam, best, choose_pairs, choose_search, close_gap, compiled_search, gate_and_norm, log_sum,
+from rvnnbook.encoders.compiled_beam import (COMPILE_MIN_LENGTH, CompiledBeam, top_places, choose_pairs, choose_search, merge_pair, compiled_search, gate_and_norm, log_sum,
                                              score_pair)
 from rvnnbook.encoders import efficient_beam
-from rvnnbook.encoders.efficient_beam import PairScorer, choose, search, trace_back
+from rvnnbook.encoders.efficient_beam import PairScorer, choose_proposals, arena_search, trace_back
 from rvnnbook.layers.cells import GRC
 
 torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def make(seed=0, beam=3, sharper=1.0, train=False, dtype=torch.float64, **option
 
 def both(encoder, leaves, lengths, seed=0):
     logs = []
-    for form in (search, compiled_search):
+    for form in (arena_search, compiled_search):
         torch.manual_seed(seed)
         logs.append(form(encoder, leaves, lengths, torch.Generator().manual_seed(seed)))
     return logs
@@ -51,9 +51,9 @@ def near_tie(encoder, leaves, lengths):
         top = proposals.sort(-1, descending=True).values[:, :scores.shape[1] + 1]          # those chosen, and the next
         near = top[:, :-1] - top[:, 1:] <= 1e-9 * (1 + top[:, 1:].abs())
         met.append(bool((near & (top[:, 1:] > -torch.inf)).any()))
-        return choose(logits, scores, *more)
+        return choose_proposals(logits, scores, *more)
     with patch.object(efficient_beam, "choose", watched):
-        search(encoder, leaves, lengths)
+        arena_search(encoder, leaves, lengths)
     return any(met)
 
 
@@ -74,7 +74,7 @@ def test_the_best_come_first_and_of_equals_the_first(values, count, noisy, seed)
     noise = np.random.default_rng(seed).integers(-2, 3, len(values) if noisy else 0).astype(float)
     shaken = values + noise if noisy else values
     expected = [place for place in np.argsort(-shaken, kind="stable") if shaken[place] > -np.inf][:count]
-    found = best(values, noise, count).tolist()
+    found = top_places(values, noise, count).tolist()
     assert found == expected + [-1] * (count - len(expected))
 
 
@@ -85,7 +85,7 @@ def test_a_gap_is_closed(size, data):
     row = [0, *range(11, 11 + size), 0] + [7] * slack
     logits = [-np.inf, *(i / 8 for i in range(size - 1)), -np.inf] + [7.0] * slack
     new_row, new_logits = np.full(len(row), -5), np.full(len(logits), np.nan)
-    close_gap(np.array(row), np.array(logits), size, pick, 99, new_row, new_logits)
+    merge_pair(np.array(row), np.array(logits), size, pick, 99, new_row, new_logits)
     assert new_row[:size + 1].tolist() == [*row[:pick + 1], 99, *row[pick + 3:size + 2]]
     expected = [*logits[:pick], np.nan, np.nan, *logits[pick + 3:size + 1]]
     np.testing.assert_array_equal(new_logits[:size], expected)
@@ -191,12 +191,12 @@ def test_single_precision_is_near_double():
 # ---- which of the two
 
 def test_the_choice():
-    x, short = torch.zeros(1, WORTH_IT, DIM), torch.zeros(9, WORTH_IT - 1, DIM)
-    assert choose_search(make(), x) is compiled_search and choose_search(make(), short) is search
+    x, short = torch.zeros(1, COMPILE_MIN_LENGTH, DIM), torch.zeros(9, COMPILE_MIN_LENGTH - 1, DIM)
+    assert choose_search(make(), x) is compiled_search and choose_search(make(), short) is arena_search
     assert choose_search(make(compiled=True), x) is choose_search(make(compiled=True), short) is compiled_search
-    assert choose_search(make(compiled=False), x) is choose_search(make(compiled=False), short) is search
+    assert choose_search(make(compiled=False), x) is choose_search(make(compiled=False), short) is arena_search
     for odd in (x.bfloat16(), x.to("meta")):
-        assert choose_search(make(), odd) is search
+        assert choose_search(make(), odd) is arena_search
         with pytest.raises(RuntimeError, match="needs numba.*numba is installed"):
             choose_search(make(compiled=True), odd)
 

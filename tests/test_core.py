@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rvnnbook.core import (
-    Encoding,
+    EncoderOutput,
     batch_gap,
     check_batch,
     length_mask,
@@ -277,7 +277,7 @@ def test_padding_gets_no_gradient_through_check_batch():
 
 
 def test_encoding_defaults():
-    encoding = Encoding(torch.ones(1))
+    encoding = EncoderOutput(torch.ones(1))
     assert encoding._fields == ("root", "states", "loss", "trace") and encoding[1:] == (None, 0.0, None)
 
 
@@ -291,7 +291,7 @@ class Pool(nn.Module):
 
     def forward(self, x, mask, *, trees=None):
         self.seen.append((x.shape, mask.shape, None if trees is None else trees.tolist()))
-        return Encoding(self.pool(x, mask))
+        return EncoderOutput(self.pool(x, mask))
 
 
 def mean(x, mask):

@@ -16,20 +16,20 @@ from rvnnbook.encoders.crvnn import (
     DecisionFunction,
     continuous_recursion,
     crvnn_literal,
-    encode,
+    encode_soft_tree,
     extract_trees,
-    frame,
+    add_boundary_tokens,
     halt_penalty,
     modulated_sigmoid,
-    pick,
+    gather_rows,
     plain_sigmoid,
-    rival_sigmoid,
-    turn,
+    modulated_sigmoid_exp,
+    flip_tokens,
 )
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from rvnnbook.layers.neighbors_linear import neighbor_walks
+from rvnnbook.layers.neighbors_linear import neighbor_retrievers
 from rvnnbook.show.trees import soft_round_drawing
 from tests.test_core import boxed, played, random_steps
 
@@ -39,7 +39,7 @@ few = settings(deadline=None, max_examples=6)
 DIM = 3
 lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)
-COMPETING = [modulated_sigmoid, rival_sigmoid]
+COMPETING = [modulated_sigmoid, modulated_sigmoid_exp]
 
 
 def make(seed=0, factor=1.0, **options):
@@ -163,7 +163,7 @@ def test_published_form_without_its_constant(sizes, seed, padding, factor, compe
     x, mask = batch_of(sizes, seed, padding)
     x.requires_grad_()
     states, exists, rounds = crvnn_literal(encoder, x, mask, floor=0)
-    out = encode(encoder, x, mask, trace=True, budget=rounds)
+    out = encode_soft_tree(encoder, x, mask, trace=True, budget=rounds)
     close([out.states, out.trace["existence"][-1]], [states, exists], 1e-8)
     assert [r for r, n in zip(out.trace["rounds"].tolist(), sizes) if n > 1] == [r for r, n in zip(rounds.tolist(), sizes) if n > 1]
     inputs = [x, *encoder.parameters()]
@@ -253,7 +253,7 @@ def test_a_rival_that_hardly_exists(weight):
     scores, left = torch.tensor([[500., 0., 0.]], requires_grad=True), torch.zeros(1, 3, 3)
     left[0, 1, 0] = weight
     left.requires_grad_()
-    composes = rival_sigmoid(scores, torch.tensor([[True, True, False]]), left, torch.zeros(1, 3, 3))
+    composes = modulated_sigmoid_exp(scores, torch.tensor([[True, True, False]]), left, torch.zeros(1, 3, 3))
     slopes = torch.autograd.grad(composes.sum(), [scores, left])
     assert composes.isfinite().all() and all(slope.isfinite().all() for slope in slopes)
     assert weight < 1e-37 or composes[0, 1] == 0           # while there is any of it, it wins by far
@@ -312,7 +312,7 @@ class Oracle:
         composes = (steps == steps.amin(1, keepdim=True)).double()
         left = neighbor_weights(exists, "left", self.kind)
         numbers = torch.arange(allowed.numel()).view(*allowed.shape, 1)
-        assert pick(numbers, senders).flatten().tolist() == numbers[allowed].flatten().tolist()
+        assert gather_rows(numbers, senders).flatten().tolist() == numbers[allowed].flatten().tolist()
         return composes, retrieve(left, composes[..., None]), retrieve(left, states)
 
 
@@ -325,7 +325,7 @@ def test_certain_decisions_are_the_recursive_network(kind, rows, seed):
     cell, (trees, mask) = GRC(DIM).double(), boxed(rows)
     x = torch.randn(*mask.shape, DIM, dtype=torch.float64, requires_grad=True)
     names = torch.arange(len(rows)).double()[:, None, None].expand(*mask.shape, 1)
-    framed, there, tokens = frame(torch.cat([x, names], -1), mask, *torch.zeros(2, DIM + 1).double())
+    framed, there, tokens = add_boundary_tokens(torch.cat([x, names], -1), mask, *torch.zeros(2, DIM + 1).double())
     oracle = Oracle(trees, kind)
 
     def cell_on_vectors(left, right):
@@ -361,7 +361,7 @@ def test_halting(sizes, seed, factor, threshold):
 def test_a_budget_is_kept(rounds):
     encoder = make(0, threshold=1e-9)
     x, mask = batch_of([5, 1, 3], 0)
-    out = encode(encoder, x, mask, trace=True, budget=torch.full((3,), rounds))
+    out = encode_soft_tree(encoder, x, mask, trace=True, budget=torch.full((3,), rounds))
     assert out.trace["rounds"].tolist() == [rounds, 0, rounds]
     close(out.root, [slowly(encoder, row[:n], rounds)[0] for row, n in zip(x, (5, 1, 3))])
 
@@ -369,7 +369,7 @@ def test_a_budget_is_kept(rounds):
 def test_start_and_end_stand_around_the_tokens():
     x, mask = batch_of([2, 4], 0)
     start, end = torch.full((DIM,), 7.).double(), torch.full((DIM,), 8.).double()
-    framed, there, tokens = frame(x * mask[..., None], mask, start, end)
+    framed, there, tokens = add_boundary_tokens(x * mask[..., None], mask, start, end)
     assert torch.equal(framed[0], torch.stack([start, x[0, 0], x[0, 1], end, 0 * end, 0 * end]))
     assert torch.equal(framed[1], torch.stack([start, *x[1], end]))
     assert there.int().tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6] and tokens.int().tolist() == [[0, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 0]]
@@ -489,7 +489,7 @@ def test_walks_compete_as_matrices_do(rule, n, seed, height):
     exists = torch.rand(3, n, dtype=torch.float64, generator=draw)         # no zeros: there the matrix form cuts slopes off
     allowed = torch.rand(3, n, generator=draw) < 0.7
     leaves = [tensor.requires_grad_() for tensor in (scores, exists)]
-    found = [rule(scores, allowed, *neighbor_walks(exists, form=form))
+    found = [rule(scores, allowed, *neighbor_retrievers(exists, form=form))
              for form in ("dense", "linear")]
     slopes = [slopes_of([composes], leaves) for composes in found]
     assert all(slope.isfinite().all() for pair in slopes for slope in pair)
@@ -503,10 +503,10 @@ def test_the_first_token_is_the_last_of_a_sentence_turned_over(sizes, seed, padd
     last = make(seed, factor, cell=cell)
     first = same_weights(last, cell=cell, root="first")
     x, mask = batch_of(sizes, seed, padding)
-    one, other = first(x, mask, trace=True), last(turn(x, mask), mask, trace=True)
-    close([one.root, one.states, one.loss], [other.root, turn(other.states, mask), other.loss])
+    one, other = first(x, mask, trace=True), last(flip_tokens(x, mask), mask, trace=True)
+    close([one.root, one.states, one.loss], [other.root, flip_tokens(other.states, mask), other.loss])
     for name in ("existence", "composition"):
-        close(one.trace[name], [turn(row, mask) for row in other.trace[name]])
+        close(one.trace[name], [flip_tokens(row, mask) for row in other.trace[name]])
     assert one.trace["rounds"].tolist() == other.trace["rounds"].tolist()
 
     def mirrored(tree, n):
@@ -517,8 +517,8 @@ def test_the_first_token_is_the_last_of_a_sentence_turned_over(sizes, seed, padd
 
 def test_turning_twice_is_nothing():
     x, mask = batch_of([4, 1, 6], 0, padding=2)
-    assert turn(x, mask)[0, :4].equal(x[0, :4].flip(0)) and turn(x, mask)[0, 4:].equal(x[0, 4:])
-    assert turn(turn(x, mask), mask).equal(x)
+    assert flip_tokens(x, mask)[0, :4].equal(x[0, :4].flip(0)) and flip_tokens(x, mask)[0, 4:].equal(x[0, 4:])
+    assert flip_tokens(flip_tokens(x, mask), mask).equal(x)
 
 
 @quick
@@ -571,7 +571,7 @@ def test_taking_out_who_is_gone_changes_nothing(rows, seed):
 
     def cell_on_vectors(left, right):
         return torch.cat([cell(left[:, :-1], right[:, :-1]), right[:, -1:]], -1)
-    framed, there, tokens = frame(torch.cat([x, trees[..., None].double()], -1), mask, *torch.zeros(2, DIM + 1).double())
+    framed, there, tokens = add_boundary_tokens(torch.cat([x, trees[..., None].double()], -1), mask, *torch.zeros(2, DIM + 1).double())
     setting = framed, there.double(), tokens, mask.sum(1) - 1, decide, cell_on_vectors, 0.01
     (whole, exists, taken), rounds = continuous_recursion(*setting)
     (states, still, again), shorter = continuous_recursion(*setting, compaction=1e-3)

@@ -14,11 +14,11 @@ from torch.testing import assert_close
 from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders import efficient_beam
-from rvnnbook.encoders.compiled_beam import WORTH_IT, CompiledBeam, choose_search
-from rvnnbook.encoders.distinct_beam import (beam_use, by_best, by_orders, by_sums, common_steps, different, held, in_post_order,
-                                             next_states, rule_search, twins)
-from rvnnbook.encoders.efficient_beam import (EfficientBeam, beam_search, choose, encode, first_keys, leaf_keys, literal_search, mix,
-                                              next_keys, repeated, search, states_after, trace_back)
+from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, CompiledBeam, choose_search
+from rvnnbook.encoders.distinct_beam import (beam_use, by_best, by_orders, by_sums, common_steps, count_distinct, beam_states, in_post_order,
+                                             next_states, rule_search, find_duplicates)
+from rvnnbook.encoders.efficient_beam import (EfficientBeam, search_and_replay, choose_proposals, encode_with_search, first_keys, leaf_keys, literal_search, hash_pair,
+                                              next_keys, mark_repeated, arena_search, states_after, trace_back)
 from rvnnbook.layers.topk import gumbel_noise
 from tests.helpers import DIM, answers, assert_same, batch_of
 
@@ -71,10 +71,10 @@ class Recorder:
     "Stands where `choose` stands and writes down the scores that it gives."
     def __init__(self, monkeypatch):
         self.scores = []
-        monkeypatch.setattr(efficient_beam, "choose", self)
+        monkeypatch.setattr(efficient_beam, "choose_proposals", self)
 
     def __call__(self, *given):
-        answer = choose(*given)
+        answer = choose_proposals(*given)
         self.scores.append(answer[2].detach())
         return answer
 
@@ -84,7 +84,7 @@ class Recorder:
 def test_every_row_of_trees_has_its_own_key():
     "All rows of trees over up to seven leaves; every order gives the row its one key."
     def key(tree):
-        return mix(*map(key, tree)) if isinstance(tree, tuple) else leaf_keys(7)[tree]
+        return hash_pair(*map(key, tree)) if isinstance(tree, tuple) else leaf_keys(7)[tree]
     for n in range(1, 8):
         every = set().union(*(all_rows(n, steps) for steps in range(n)))
         keys = {int(sum(key(tree) for tree in row)) for row in every}
@@ -101,7 +101,7 @@ def test_keys_follow_the_merges(n, data):
         pick = data.draw(st.integers(0, width - 2))
         promised = states_after(keys, torch.full((2, 2, 1), pick))
         keys = next_keys(keys, torch.tensor([[1, 0], [0, 0]]), torch.full((2, 2), pick))
-        row[pick:pick + 2] = [int(mix(torch.tensor(row[pick]), torch.tensor(row[pick + 1])))]
+        row[pick:pick + 2] = [int(hash_pair(torch.tensor(row[pick]), torch.tensor(row[pick + 1])))]
         assert keys[0, 0].tolist() == row
         assert torch.equal(keys.sum(-1), promised[..., 0])
 
@@ -115,7 +115,7 @@ def test_repeated(proposals):
     for i in order:
         expected[i] = proposals[i][1] in seen
         seen.add(proposals[i][1])
-    assert repeated(ranks.double(), states)[0].tolist() == expected
+    assert mark_repeated(ranks.double(), states)[0].tolist() == expected
 
 
 @quick
@@ -123,8 +123,8 @@ def test_repeated(proposals):
 def test_twins(slots):
     states, filled = (torch.tensor(part) for part in zip(*slots))
     expected = [any(full and state == slots[i][0] for state, full in slots[:i]) for i in range(len(slots))]
-    assert twins(states, filled).tolist() == expected
-    assert twins(states.expand(2, 3, -1), filled.expand(2, 3, -1)).tolist() == [[expected] * 3] * 2
+    assert find_duplicates(states, filled).tolist() == expected
+    assert find_duplicates(states.expand(2, 3, -1), filled.expand(2, 3, -1)).tolist() == [[expected] * 3] * 2
 
 
 # ---- the choice
@@ -149,17 +149,17 @@ def test_without_keys_it_is_as_before_bit_for_bit(beam, pairs, seed, noisy):
     draw = torch.Generator().manual_seed(seed)
     logits, scores = torch.randn(2, beam, pairs, generator=draw), torch.randn(2, beam, generator=draw)
     scores[:, 2:] = -torch.inf
-    now, before = (form(logits, scores, noisy, torch.Generator().manual_seed(1)) for form in (choose, choose_before))
+    now, before = (form(logits, scores, noisy, torch.Generator().manual_seed(1)) for form in (choose_proposals, choose_before))
     assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
 
 
 @pytest.mark.parametrize("train", [False, True])
 def test_a_search_without_the_option_is_as_before_bit_for_bit(train, monkeypatch):
     encoder, (x, mask) = make(1, 5, train=train, distinct=False, dropout=.2), batch_of([9, 4, 1], 1)
-    for form in (literal_search, beam_search):
+    for form in (literal_search, search_and_replay):
         now = answers(encoder, x, mask, form)
         with monkeypatch.context() as patch:
-            patch.setattr(efficient_beam, "choose", lambda logits, scores, noisy, generator, keys=None:
+            patch.setattr(efficient_beam, "choose_proposals", lambda logits, scores, noisy, generator, keys=None:
                           choose_before(logits, scores, noisy, generator))
             before = answers(encoder, x, mask, form)
         assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
@@ -176,9 +176,9 @@ def test_the_best_states_of_all_continuations(n, beam, steps, seed):
     logits = torch.randn(1, count, len(rows[0]) - 1, generator=draw, dtype=torch.float64)
     scores = torch.randn(1, count, generator=draw, dtype=torch.float64)
     def key(tree):
-        return mix(*map(key, tree)) if isinstance(tree, tuple) else leaf_keys(n)[tree]
+        return hash_pair(*map(key, tree)) if isinstance(tree, tuple) else leaf_keys(n)[tree]
     keys = torch.tensor([[[int(key(tree)) for tree in row] for row in rows]])
-    parent, pick, kept, norms = choose(logits, scores, False, None, keys)
+    parent, pick, kept, norms = choose_proposals(logits, scores, False, None, keys)
     best = defaultdict(lambda: -math.inf)
     for row, score, chances in zip(rows, scores[0].tolist(), logits[0].log_softmax(-1).tolist()):
         for j, chance in enumerate(chances):
@@ -199,14 +199,14 @@ def test_a_wide_beam_holds_every_row_of_trees(n, monkeypatch):
     width = max(len(set(all_rows(n, steps))) for steps in range(n))
     for distinct in (True, False):
         recorder = Recorder(monkeypatch)
-        log = search(make(n, width, distinct=distinct), leaves, sizes)
-        found, story = held(log, sizes, distinct), rows_in(log, n)
+        log = arena_search(make(n, width, distinct=distinct), leaves, sizes)
+        found, story = beam_states(log, sizes, distinct), rows_in(log, n)
         for step, (rows, scores) in enumerate(zip(story, recorder.scores)):
             full = scores[0] > -torch.inf
             kept = [row for row, there in zip(rows, full.tolist()) if there]
             every = all_rows(n, step + 1)
             assert torch.equal(found.filled[step, 0], full)
-            assert len(set(kept)) == int(different(found)[step, 0])
+            assert len(set(kept)) == int(count_distinct(found)[step, 0])
             if distinct:
                 assert len(kept) == len(set(kept)) and set(kept) == set(every)
             else:
@@ -254,7 +254,7 @@ def test_all_states_added_are_the_expectation(n):
     orders, states, best = make(n, 24, distinct=False), make(n, 14), make(n, 14)
     expected = answers(orders, x, mask, literal_search)
     assert_same(answers(states, x, mask, partial(rule_search, rule=by_sums)), expected)
-    assert (answers(best, x, mask, beam_search)[0] - expected[0]).abs().max() > 1e-4
+    assert (answers(best, x, mask, search_and_replay)[0] - expected[0]).abs().max() > 1e-4
 
 
 def test_post_order_takes_each_tree_once():
@@ -284,7 +284,7 @@ def test_post_order_takes_each_tree_once():
 def test_arena_is_literal_form(sizes, beam, seed, train, dropout, sharper, padding):
     encoder, (x, mask) = make(seed, beam, sharper, train, dropout=dropout), batch_of(sizes, seed)
     x, mask = F.pad(x, (0, 0, 0, padding)), F.pad(mask, (0, padding))
-    assert_same(*(answers(encoder, x, mask, form, seed) for form in (beam_search, literal_search)))
+    assert_same(*(answers(encoder, x, mask, form, seed) for form in (search_and_replay, literal_search)))
 
 
 @few
@@ -308,7 +308,7 @@ def test_rules_with_company_and_alone(sizes, beam, seed, train, rule):
     assert all(part.isfinite().all() for part in together)
     if not train:
         for row, n in enumerate(sizes):
-            assert_close(encode(encoder, x[row:row + 1, :n], mask[row:row + 1, :n], form).root[0], together[0][row])
+            assert_close(encode_with_search(encoder, x[row:row + 1, :n], mask[row:row + 1, :n], form).root[0], together[0][row])
 
 
 def test_the_next_row():
@@ -323,7 +323,7 @@ def test_the_next_row():
 @pytest.mark.parametrize("train", [False, True])
 def test_one_hypothesis_is_as_it_was(train):
     x, mask = batch_of([8, 3, 1], 2)
-    for form in (literal_search, beam_search):
+    for form in (literal_search, search_and_replay):
         with_option, without = (answers(make(2, 1, train=train, distinct=distinct), x, mask, form) for distinct in (True, False))
         assert all(torch.equal(one, other) for one, other in zip(with_option, without, strict=True))
 
@@ -344,12 +344,12 @@ def test_batch_mates_and_padding(beam):
     assert batch_gap(encoder, x, mask) < 1e-9 and padding_gap(encoder, x, mask) < 1e-9
 
 
-@pytest.mark.parametrize("form", [literal_search, beam_search, partial(rule_search, rule=by_sums), partial(rule_search, rule=in_post_order)])
+@pytest.mark.parametrize("form", [literal_search, search_and_replay, partial(rule_search, rule=by_sums), partial(rule_search, rule=in_post_order)])
 def test_slopes(form):
     encoder, (x, mask) = make(7, 4), batch_of([6, 3], 7)
-    assert torch.autograd.gradcheck(lambda x: encode(encoder, x, mask, form).root, x.requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: encode_with_search(encoder, x, mask, form).root, x.requires_grad_())
     weights = list(encoder.scorer.parameters())
-    assert torch.autograd.gradcheck(lambda *given: encode(encoder, x.detach(), mask, form).root, weights)
+    assert torch.autograd.gradcheck(lambda *given: encode_with_search(encoder, x.detach(), mask, form).root, weights)
 
 
 # ---- what is held and heard
@@ -361,8 +361,8 @@ def test_what_a_beam_holds(sizes, beam, seed, train, distinct):
     leaves = torch.randn(len(sizes), int(sizes[0]), DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     with pytest.MonkeyPatch.context() as monkeypatch:
         recorder = Recorder(monkeypatch)
-        log = search(make(seed, beam, train=train, distinct=distinct), leaves, sizes, torch.Generator().manual_seed(seed))
-    found = held(log, sizes, distinct)
+        log = arena_search(make(seed, beam, train=train, distinct=distinct), leaves, sizes, torch.Generator().manual_seed(seed))
+    found = beam_states(log, sizes, distinct)
     assert found.states.shape == found.filled.shape == log.parents.shape
     for step, scores in enumerate(recorder.scores):
         assert torch.equal(found.filled[step, :len(scores)], scores > -torch.inf)
@@ -370,16 +370,16 @@ def test_what_a_beam_holds(sizes, beam, seed, train, distinct):
             over = sizes <= step + 1
             assert torch.equal(found.states[step][over], found.states[step - 1][over])
             assert torch.equal(found.filled[step][over], found.filled[step - 1][over])
-    assert not distinct or torch.equal(different(found), found.filled.sum(-1))
+    assert not distinct or torch.equal(count_distinct(found), found.filled.sum(-1))
     for row, n in enumerate(sizes.tolist()):
-        alone = search(make(seed, beam, distinct=distinct), leaves[row:row + 1, :n], sizes[row:row + 1])
+        alone = arena_search(make(seed, beam, distinct=distinct), leaves[row:row + 1, :n], sizes[row:row + 1])
         if not train:
-            assert torch.equal(different(held(alone, sizes[row:row + 1], distinct))[:, 0], different(found)[:n - 1, row])
+            assert torch.equal(count_distinct(beam_states(alone, sizes[row:row + 1], distinct))[:, 0], count_distinct(found)[:n - 1, row])
         if n > 1:
             kept = rows_in(alone, n)
-            full = held(alone, sizes[row:row + 1], distinct).filled[:, 0].tolist()
+            full = beam_states(alone, sizes[row:row + 1], distinct).filled[:, 0].tolist()
             numbers = [len({slot for slot, there in zip(rows, filled) if there}) for rows, filled in zip(kept, full)]
-            assert numbers == different(held(alone, sizes[row:row + 1], distinct))[:, 0].tolist()
+            assert numbers == count_distinct(beam_states(alone, sizes[row:row + 1], distinct))[:, 0].tolist()
 
 
 @few
@@ -388,7 +388,7 @@ def test_common_steps(sizes, beam, seed, train, distinct):
     "Against lineages followed one by one."
     sizes = torch.tensor(sorted(sizes, reverse=True))
     leaves = torch.randn(len(sizes), int(sizes[0]), DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    log = search(make(seed, beam, train=train, distinct=distinct), leaves, sizes, torch.Generator().manual_seed(seed))
+    log = arena_search(make(seed, beam, train=train, distinct=distinct), leaves, sizes, torch.Generator().manual_seed(seed))
     slots = common_steps(trace_back(log, sizes), sizes)
     for row, n in enumerate(sizes.tolist()):
         ways = []
@@ -413,13 +413,13 @@ def test_silence_before_the_common_ancestor(seed, distinct):
         heard.append(scores)
     ear = encoder.scorer.register_forward_hook(listen)
     x, mask = batch_of([n], seed)
-    root = encode(encoder, x, mask, literal_search).root
+    root = encode_with_search(encoder, x, mask, literal_search).root
     (root @ torch.randn(DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).sum().backward()
     ear.remove()
     with torch.no_grad():
-        log = search(encoder, encoder.leaf_norm(encoder.leaf(x)), torch.tensor([n]))
+        log = arena_search(encoder, encoder.leaf_norm(encoder.leaf(x)), torch.tensor([n]))
     common = int(common_steps(trace_back(log, torch.tensor([n])), torch.tensor([n])))
-    trees = int(different(held(log, torch.tensor([n]), distinct))[-1])
+    trees = int(count_distinct(beam_states(log, torch.tensor([n]), distinct))[-1])
     loudest = torch.stack([scores.grad.abs().max() for scores in heard[:-1]])
     assert (loudest[:common] < 1e-14).all()
     if trees == 1:
@@ -442,8 +442,8 @@ def test_what_a_beam_is_used_for(sizes, beam, seed, distinct):
     for row, index in enumerate(sorted(range(len(sizes)), key=lambda i: -sizes[i])):
         n, only = sizes[index], torch.tensor([sizes[index]])
         with torch.no_grad():
-            log = search(encoder, encoder.leaf_norm(encoder.leaf(x[index:index + 1, :n])), only)
-        filled = held(log, only, distinct).filled[:, 0].tolist()
+            log = arena_search(encoder, encoder.leaf_norm(encoder.leaf(x[index:index + 1, :n])), only)
+        filled = beam_states(log, only, distinct).filled[:, 0].tolist()
         rows = [[row for row, there in zip(*step) if there] for step in zip(rows_in(log, n), filled)]
         repeats = [1 - len(set(step)) / len(step) for step in rows]
         trees = len(set(rows[-1])) if rows else 1
@@ -467,13 +467,13 @@ def test_silent_plain_beams_exist():
 
 def test_the_compiled_search_leaves_it_alone():
     "It does not know the option, so an encoder with it searches plainly at any length, and may not insist."
-    x = torch.zeros(1, WORTH_IT + 1, DIM, dtype=torch.float64)
-    assert choose_search(CompiledBeam(DIM, distinct=True), x) is search
+    x = torch.zeros(1, COMPILE_MIN_LENGTH + 1, DIM, dtype=torch.float64)
+    assert choose_search(CompiledBeam(DIM, distinct=True), x) is arena_search
     with pytest.raises(RuntimeError, match="distinct=True"):
         choose_search(CompiledBeam(DIM, distinct=True, compiled=True), x)
-    encoder, (x, mask) = make(1, 4), batch_of([WORTH_IT + 2, 3], 1)
+    encoder, (x, mask) = make(1, 4), batch_of([COMPILE_MIN_LENGTH + 2, 3], 1)
     with torch.no_grad():
-        assert_same([encoder(x, mask).root], [encode(encoder, x, mask, literal_search).root])
+        assert_same([encoder(x, mask).root], [encode_with_search(encoder, x, mask, literal_search).root])
 
 
 def test_the_option_arrives():

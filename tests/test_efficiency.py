@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rvnnbook.data.listops import evaluate
 from rvnnbook.lab import efficiency as module
 from rvnnbook.lab.bench import BenchError
-from rvnnbook.lab.efficiency import (ANSWER, RANGES, Task, by_range, check_efficiency, compare_encoders, completed, draw_range,
+from rvnnbook.lab.efficiency import (ANSWER, RANGES, EfficiencyTask, by_range, check_efficiency, compare_encoders, completed_entrant, draw_range,
                                      efficiency, efficiency_lines, efficiency_record, first_step, fresh_steps, known_entrants, make_entrant,
                                      pareto_front, recorded_efficiency, split_metric, train_steps)
-from rvnnbook.lab.runs import code_hashes, read
+from rvnnbook.lab.runs import code_hashes, read_records
 from rvnnbook.registry import list_encoders
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def test_expressions_are_of_the_range():
 
 @pytest.mark.parametrize("name", known_entrants())
 def test_everyone_can_take_part(name):
-    found = train_steps(Task(name, SHORT, dim=8))
+    found = train_steps(EfficiencyTask(name, SHORT, dim=8))
     assert found["count"] == 2 and 0 < found["fastest_s"] <= found["seconds"] <= found["slowest_s"] < 60
     assert found["memory_mb"] >= 0 and all(map(math.isfinite, found.values()))
 
@@ -69,17 +69,17 @@ def test_the_optimiser_takes_part(monkeypatch):
         return optimizer
     real = module.make_optimizer
     monkeypatch.setattr(module, "make_optimizer", watched)
-    train_steps(Task("bilstm", SHORT, dim=8))
+    train_steps(EfficiencyTask("bilstm", SHORT, dim=8))
     assert len(taken) == 3 and all(size > 0 for size in taken)                 # one that nobody measures, and two that count
 
 
 def test_in_a_process_of_its_own():
     assert ANSWER.startswith("from rvnnbook.lab.efficiency import")
-    found = fresh_steps(Task("bilstm", SHORT, dim=8))
+    found = fresh_steps(EfficiencyTask("bilstm", SHORT, dim=8))
     assert found["count"] == 2 and found["seconds"] > 0
-    assert fresh_steps(Task("bilstm", [SHORT[0]] * 2, dim=2048, memory=20)) == {"out_of_memory": 1}
+    assert fresh_steps(EfficiencyTask("bilstm", [SHORT[0]] * 2, dim=2048, memory=20)) == {"out_of_memory": 1}
     with pytest.raises(BenchError, match="bilstm: .*token 2 is 'x'"):
-        fresh_steps(Task("bilstm", ["[MAX 2 x ]"], dim=8))
+        fresh_steps(EfficiencyTask("bilstm", ["[MAX 2 x ]"], dim=8))
 
 
 def test_who_had_no_memory_is_spared():
@@ -94,13 +94,13 @@ def test_who_had_no_memory_is_spared():
 
 
 def test_settings():
-    assert completed({})["encoders"] == known_entrants() and completed({"limit": None})["limit"] == math.inf
-    assert completed({})["ranges"] == RANGES and set(list_encoders()) < set(known_entrants())
+    assert completed_entrant({})["encoders"] == known_entrants() and completed_entrant({"limit": None})["limit"] == math.inf
+    assert completed_entrant({})["ranges"] == RANGES and set(list_encoders()) < set(known_entrants())
     for wrong, words in (({"encoders": ["crvn"]}, "unknown encoder 'crvn'"), ({"samples": 0}, "at least one"),
                          ({"ranges": [(9, 5)]}, r"in order, got \(9, 5\)"), ({"ranges": [(2, 5)]}, "3 or more"),
                          ({"device": "tpu"}, "got 'tpu'"), ({"length": 5}, "unknown settings length")):
         with pytest.raises(ValueError, match=words):
-            completed(wrong)
+            completed_entrant(wrong)
     with pytest.raises(ValueError, match="at least one"):
         check_efficiency([], RANGES, 1, "cpu")
 
@@ -114,7 +114,7 @@ def test_kept_also_when_interrupted(tmp_path, monkeypatch):
     monkeypatch.setitem(compare_encoders.__kwdefaults__, "one", broken)
     with pytest.raises(KeyboardInterrupt):
         efficiency(dict(encoders=["bilstm", "lstm"], ranges=[(4, 6)], samples=2, dim=8), "cpu")
-    record, = read("bench_efficiency", folder=tmp_path)
+    record, = read_records("bench_efficiency", folder=tmp_path)
     assert list(record["metrics"]) == ["4 to 6 tokens, bilstm"] and record["metrics"]["4 to 6 tokens, bilstm"]["count"] == 2
     assert record["parameters"]["encoders"] == "bilstm; lstm" and record["parameters"]["ranges"] == "4-6"
 
@@ -138,7 +138,7 @@ def test_nobody_measures_the_first_step():
 
 def test_names_of_lines():
     assert split_metric("200 to 250 tokens, ebt_grc, literal") == ((200, 250), "ebt_grc, literal")
-    assert json.dumps(Task("lstm", SHORT, 8)._asdict())
+    assert json.dumps(EfficiencyTask("lstm", SHORT, 8)._asdict())
 
 
 costs = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)

@@ -10,9 +10,9 @@ from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, tree_from_steps
 from rvnnbook.encoders.compiled_beam import CompiledBeam, compiled_search
-from rvnnbook.encoders.efficient_beam import (EfficientBeam, LineageScores, PairScorer, Search, beam_search, choose, final_trees, first_scores, label, literal_search, merge, mix, plan_replay, replay,
-                                              search, still_going, trace_back)
-from rvnnbook.encoders.rvnn import compose_posted
+from rvnnbook.encoders.efficient_beam import (EfficientBeam, LineageScores, PairScorer, Search, search_and_replay, choose_proposals, final_trees, initial_scores, label_nodes, literal_search, merge_rows, hash_pair, plan_replay, replay,
+                                              arena_search, active_counts, trace_back)
+from rvnnbook.encoders.rvnn import compose_by_height
 from tests.helpers import DIM, answers, assert_same, batch_of
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -41,12 +41,12 @@ def test_arena_is_literal_form(sizes, beam, seed, train, dropout, sharper, activ
                    **(dict(kind=CompiledBeam, compiled=True) if compiled else {}))
     x, mask = batch_of(sizes, seed)
     x, mask = torch.nn.functional.pad(x, (0, 0, 0, padding)), torch.nn.functional.pad(mask, (0, padding))
-    literal, arena = (answers(encoder, x, mask, form, seed) for form in (literal_search, beam_search))
+    literal, arena = (answers(encoder, x, mask, form, seed) for form in (literal_search, search_and_replay))
     assert_same(arena, literal)
 
 
 @few
-@given(lengths, st.integers(1, 6), seeds, st.booleans(), st.sampled_from([search, compiled_search]))
+@given(lengths, st.integers(1, 6), seeds, st.booleans(), st.sampled_from([arena_search, compiled_search]))
 def test_decisions_are_the_same(sizes, beam, seed, train, search):
     encoder, sizes = make(seed, beam, train=train), torch.tensor(sorted(sizes, reverse=True))
     leaves = torch.randn(len(sizes), int(sizes[0]), DIM, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_decisions_are_the_same(sizes, beam, seed, train, search):
 
 def test_single_precision_in_both_forms():
     encoder, (x, mask) = make(3, 5, train=True).float(), batch_of([12, 7, 3], 3)
-    literal, arena = (answers(encoder, x.float(), mask, form) for form in (literal_search, beam_search))
+    literal, arena = (answers(encoder, x.float(), mask, form) for form in (literal_search, search_and_replay))
     assert_same(arena, literal, 1e-4)
 
 
@@ -143,7 +143,7 @@ def test_every_hypothesis_is_its_tree(sizes, beam, seed, train):
     for k in range(beam):
         real = weights[:, k] > 0
         if real.any():
-            states = compose_posted(leaves[real], trees[real, k], mask[real], encoder.grc)
+            states = compose_by_height(leaves[real], trees[real, k], mask[real], encoder.grc)
             root[real] = root[real] + weights[real, k, None] * states
     assert_close(out.root, root)
     best = weights.argmax(1)
@@ -156,8 +156,8 @@ def test_every_hypothesis_is_its_tree(sizes, beam, seed, train):
 def test_merging_a_row(width, data):
     pick = data.draw(st.integers(0, width - 2))
     row, pairs = [0, *range(1, width + 1), 0], [float(j) for j in range(width + 1)]
-    rows, logits = merge(torch.tensor([row]), torch.tensor([pairs]), torch.tensor([[pick]]), torch.tensor([[99]]),
-                         torch.tensor([[-1.0, -2.0]]))
+    rows, logits = merge_rows(torch.tensor([row]), torch.tensor([pairs]), torch.tensor([[pick]]), torch.tensor([[99]]),
+                              torch.tensor([[-1.0, -2.0]]))
     row[pick + 1:pick + 3] = [99]
     pairs[pick:pick + 3] = [-1.0, -2.0]
     assert rows.tolist() == [row] and logits.tolist() == [pairs]
@@ -166,18 +166,18 @@ def test_merging_a_row(width, data):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_who_is_still_going(sizes):
     sizes = sorted(sizes, reverse=True)
-    assert still_going(torch.tensor(sizes)) == [sum(n > step + 1 for n in sizes) for step in range(sizes[0])]
+    assert active_counts(torch.tensor(sizes)) == [sum(n > step + 1 for n in sizes) for step in range(sizes[0])]
 
 
 def test_choice():
     logits = torch.tensor([[[0.0, 2.0, -torch.inf], [1.0, 1.5, 1.0]]]).double()
-    parent, pick, scores, norms = choose(logits, torch.tensor([[-1.0, -0.5]]).double(), noisy=False)
+    parent, pick, scores, norms = choose_proposals(logits, torch.tensor([[-1.0, -0.5]]).double(), noisy=False)
     chances = logits.log_softmax(-1)
     assert_close(norms, logits.logsumexp(-1))
     proposals = {(0, 1): -1 + chances[0, 0, 1], (0, 0): -1 + chances[0, 0, 0], (1, 1): -.5 + chances[0, 1, 1]}
     assert [(int(b), int(j)) for b, j in zip(parent[0], pick[0])] == [(0, 1), (1, 1)]
     assert_close(scores[0], torch.stack([proposals[0, 1], proposals[1, 1]]))
-    assert first_scores(2, 3, logits).tolist() == [[0, -math.inf, -math.inf]] * 2
+    assert initial_scores(2, 3, logits).tolist() == [[0, -math.inf, -math.inf]] * 2
 
 
 def test_halves_are_the_scorer():
@@ -189,10 +189,10 @@ def test_halves_are_the_scorer():
 
 def test_keys_tell_trees_apart():
     keys = set()
-    leaves = mix(torch.arange(6), torch.arange(6))
+    leaves = hash_pair(torch.arange(6), torch.arange(6))
     everything = [(key, str(number)) for number, key in enumerate(leaves)]
     for _ in range(2):
-        everything += [(mix(left, right), f"({one} {other})") for left, one in everything for right, other in everything]
+        everything += [(hash_pair(left, right), f"({one} {other})") for left, one in everything for right, other in everything]
     names = {name for _, name in everything}
     keys = {int(key) for key, _ in everything}
     assert len(names) == len(keys) > 1000
@@ -201,9 +201,9 @@ def test_keys_tell_trees_apart():
 def test_twins_are_replayed_once():
     encoder = make(4, 5)
     leaves, sizes = torch.randn(1, 12, DIM, dtype=torch.float64), torch.tensor([12])
-    log = search(encoder, leaves, sizes)
+    log = arena_search(encoder, leaves, sizes)
     lines = trace_back(log, sizes)
-    heights, keys = label(lines, len(log.arena))
+    heights, keys = label_nodes(lines, len(log.arena))
     trees = [tree_from_steps(steps) for steps in final_trees(lines, sizes, len(log.arena))[0].tolist()]
 
     def inner(tree):
@@ -225,7 +225,7 @@ def depth(tree):
 def test_slopes_of_the_replay():
     encoder = make(6, 3, activation="gelu_tanh")
     leaves, sizes = torch.randn(2, 6, DIM, dtype=torch.float64), torch.tensor([6, 4])
-    log = search(encoder, leaves, sizes)
+    log = arena_search(encoder, leaves, sizes)
     places = torch.arange(len(log.arena)).view(2, -1)[:, 1:7][length_mask(sizes)]
     plan = plan_replay(trace_back(log, sizes), places, len(log.arena))
     flat = leaves[length_mask(sizes)].clone().requires_grad_()

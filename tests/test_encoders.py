@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rvnnbook.core import Encoding, batch_gap, padding_gap, simple_tree
-from rvnnbook.data.batches import Batches
-from rvnnbook.data.listops import Example, collate
+from rvnnbook.core import EncoderOutput, batch_gap, padding_gap, simple_tree
+from rvnnbook.data.batches import BucketLoader
+from rvnnbook.data.listops import Example, collate_listops
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder, list_encoders
-from rvnnbook.tasks.classify import Classifier, accuracy, surprise, verdict
+from rvnnbook.tasks.classify import Classifier, accuracy, cross_entropy, predict_labels
 from tests.test_core import boxed, random_steps
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -77,7 +77,7 @@ def test_result(name, batch):
     x, mask, trees = batch
     encoder, kept = make(name).double(), (x.clone(), mask.clone(), trees.clone())
     out = encode(encoder, x, mask, trees)
-    assert isinstance(out, Encoding) and encoder.dim == DIM
+    assert isinstance(out, EncoderOutput) and encoder.dim == DIM
     assert out.root.shape == (len(x), DIM) and out.root.dtype == torch.float64 and out.root.isfinite().all()
     assert out.states is None or out.states.shape == (*mask.shape, DIM) and out.states[mask].isfinite().all()
     loss = torch.as_tensor(out.loss).detach()
@@ -317,12 +317,12 @@ EXAMPLES = [Example(2, ("[MAX", "2", "1", "]")), Example(7, ("7",)), Example(0, 
 def test_training(name):
     "The losses reported are those before each step, one a batch, and the steps are taken."
     model = Classifier(make(name), 15, 10)
-    batch, begun = collate(EXAMPLES), copy.deepcopy(model)
+    batch, begun = collate_listops(EXAMPLES), copy.deepcopy(model)
     torch.manual_seed(0)                                               # what is drawn in training, `train` draws from this seed
     with torch.no_grad():
         scores = begun.train()(batch.ids, batch.mask, trees=batch.steps)
         expected = -sum(float(row.log_softmax(0)[label]) for row, label in zip(scores.root, batch.labels)) / len(EXAMPLES)
-    outcome = train(model, Batches(EXAMPLES, 4, collate), optimizer="adamw", learning_rate=1e-2, steps=40, check_every=1)
+    outcome = train(model, BucketLoader(EXAMPLES, 4, collate_listops), optimizer="adamw", learning_rate=1e-2, steps=40, check_every=1)
     losses = [row["loss"] for row in outcome.history]
     assert len(losses) == 40 and all(map(math.isfinite, losses))
     assert losses[0] == pytest.approx(expected + float(scores.loss), abs=1e-5)
@@ -333,8 +333,8 @@ def test_training(name):
 
 def test_verdicts_and_surprise():
     two, many = torch.tensor([[0.5], [-2.0], [0.0]]), torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
-    assert verdict(two).tolist() == [1, 0, 0] and verdict(many).tolist() == [2, 0]
+    assert predict_labels(two).tolist() == [1, 0, 0] and predict_labels(many).tolist() == [2, 0]
     by_hand = (math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(2.0)) + math.log(2)) / 3
-    assert float(surprise(two, torch.tensor([1, 1, 0]))) == pytest.approx(by_hand)
+    assert float(cross_entropy(two, torch.tensor([1, 1, 0]))) == pytest.approx(by_hand)
     by_hand = sum(math.log(sum(map(math.exp, row))) - row[label] for row, label in zip(many.tolist(), (2, 1))) / 2
-    assert float(surprise(many, torch.tensor([2, 1]))) == pytest.approx(by_hand)
+    assert float(cross_entropy(many, torch.tensor([2, 1]))) == pytest.approx(by_hand)

@@ -11,17 +11,17 @@ from torch.nn import functional as F
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.greedy_tree import (
     GreedyTree,
-    LeavesAndPairs,
+    TreeParts,
     best_pair,
     easy_first,
     find_trees,
-    join,
-    merge,
+    remove_positions,
+    merge_pairs,
     straight_through,
-    tell,
+    build_tree_trace,
     tree_noise,
 )
-from rvnnbook.encoders.rvnn import compose_posted, compose_tree
+from rvnnbook.encoders.rvnn import compose_by_height, compose_tree
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quick = settings(deadline=None, max_examples=40)
@@ -128,8 +128,8 @@ def test_ties_go_to_the_left(rows, modulus, hands_over):
 
     seen = []
     root, rounds = easy_first(leaves, mask, added, weigh, greedily)
-    told, found = tell(rounds, mask), find_trees(leaves, mask, added, weigh, seen)
-    assert found.equal(told["trees"]) and compose_posted(leaves, found, mask, added).equal(root)
+    told, found = build_tree_trace(rounds, mask), find_trees(leaves, mask, added, weigh, seen)
+    assert found.equal(told["trees"]) and compose_by_height(leaves, found, mask, added).equal(root)
     assert (not seen and not told["scores"].numel()) or torch.stack(seen).equal(told["scores"])
     for b, row in enumerate(rows):
         by_lists = slowly(row, lambda a, b: a + 2 * b, lambda a, b: (a + 2 * b) % modulus)
@@ -149,7 +149,7 @@ def test_best_pair_and_merge():
     there = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]]).bool()
     assert best_pair(scores, there).tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
     states = torch.arange(1., 6).expand(3, 5)[..., None]
-    merged = merge(states, 10 * states[:, :-1], best_pair(scores, there))[..., 0]
+    merged = merge_pairs(states, 10 * states[:, :-1], best_pair(scores, there))[..., 0]
     assert merged.tolist() == [[1, 20, 4, 5], [1, 2, 3, 4], [10, 3, 4, 5]]
 
 
@@ -165,7 +165,7 @@ def test_join_keeps_a_list(order, row):
         at = alive.index(gone)
         to = alive[at + 1]
         alive.remove(gone)
-        rows, one, other = join(left, right, torch.tensor([row]), torch.tensor([gone]), torch.tensor([8]))
+        rows, one, other = remove_positions(left, right, torch.tensor([row]), torch.tensor([gone]), torch.tensor([8]))
         expected = [pair for pair in zip(alive, alive[1:]) if to in pair]
         assert rows.tolist() == [row] * len(expected) and list(zip(one.tolist(), other.tolist())) == expected
         assert right[row, alive[:-1]].tolist() == alive[1:] and left[row, alive[1:]].tolist() == alive[:-1]
@@ -184,7 +184,7 @@ def test_reuse_is_every_pair_in_every_round(scorer, sizes, seed):
     x = x.nan_to_num().requires_grad_()
     out = encoder(x, mask, trace=True)
     root, rounds = easy_first(encoder.leaves(x), mask, encoder.grc, encoder.weigh, greedily)
-    told, inputs = tell(rounds, mask), [x, *encoder.parameters()]
+    told, inputs = build_tree_trace(rounds, mask), [x, *encoder.parameters()]
     torch.testing.assert_close(out.root, root)
     assert out.trace["trees"].equal(told["trees"])
     torch.testing.assert_close(out.trace["scores"], told["scores"].to(out.trace["scores"]))
@@ -398,10 +398,10 @@ def test_autocast_scores_in_full_precision(scorer, train):
 
 def test_a_pair_shows_64_channels():
     torch.manual_seed(0)
-    shapes = {scorer: [tuple(layer.weight.shape) for layer in LeavesAndPairs(80, 8, scorer=scorer).scorer] for scorer in SCORERS}
+    shapes = {scorer: [tuple(layer.weight.shape) for layer in TreeParts(80, 8, scorer=scorer).scorer] for scorer in SCORERS}
     assert shapes == {"parent": [(1, 80)], "pair": [(64, 128), (1, 64)]}
-    assert [tuple(layer.weight.shape) for layer in LeavesAndPairs(6, scorer="pair").scorer] == [(6, 12), (1, 6)]
-    parts, (l, r) = LeavesAndPairs(80, 8, scorer="pair"), torch.randn(2, 80)
+    assert [tuple(layer.weight.shape) for layer in TreeParts(6, scorer="pair").scorer] == [(6, 12), (1, 6)]
+    parts, (l, r) = TreeParts(80, 8, scorer="pair"), torch.randn(2, 80)
     for side, shift in product((0, 1), (63, 64)):
         pair = [l.clone(), r.clone()]
         pair[side][shift] += 1

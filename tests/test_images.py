@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from rvnnbook.cli import main
-from rvnnbook.data.catalog import find
+from rvnnbook.data.catalog import find_dataset
 from rvnnbook.data.images import (
     COLLECTIONS,
     GLYPHS,
@@ -29,7 +29,7 @@ from rvnnbook.data.images import (
     ImageError,
     MissingFileError,
     Picture,
-    collate,
+    collate_images,
     count_pixels,
     glyph,
     make_pictures,
@@ -38,7 +38,7 @@ from rvnnbook.data.images import (
     parse_cifar,
     parse_idx,
     permutation,
-    published,
+    published_images,
     read_cifar,
     read_idx,
     sequences_of,
@@ -89,7 +89,7 @@ def shared():
 
 @pytest.fixture(scope="module")
 def mnist(shared):
-    return published("mnist", shared)
+    return published_images("mnist", shared)
 
 
 def test_the_counts_in_the_book_are_those_of_the_files(mnist):
@@ -105,7 +105,7 @@ def test_published_pictures_by_another_route(shared, mnist):
     for number in (0, 1, 9999):
         start = 16 + 784 * number
         assert mnist.test[number].pixels.tobytes() == raw[start:start + 784]
-    ids = collate(mnist.test[:2], pool=2).ids
+    ids = collate_images(mnist.test[:2], pool=2).ids
     assert ids.shape == (2, 196, 1)
     places = [28 * y + x for y in (14, 15) for x in (12, 13)]
     assert math.isclose(float(ids[0, 7 * 14 + 6]), sum(raw[16 + place] for place in places) / 4 / 255, rel_tol=1e-6)
@@ -114,23 +114,23 @@ def test_published_pictures_by_another_route(shared, mnist):
 def test_catalog_installs_what_published_reads(shared, mnist, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
     with pytest.raises(MissingFileError, match="rvnnbook data get mnist"):
-        published("mnist")
+        published_images("mnist")
     assert main(["data", "add", "mnist", str(shared)]) == 0
-    assert same(published("mnist").test[:50], mnist.test[:50])
+    assert same(published_images("mnist").test[:50], mnist.test[:50])
     labels = tmp_path / "mnist" / "train-labels-idx1-ubyte"
     raw = labels.read_bytes()
     for place in (0, len(raw) - 1):
         labels.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1:])
-        assert refused(published, "mnist") == f"{labels}: its checksum is not that of the published file"
+        assert refused(published_images, "mnist") == f"{labels}: its checksum is not that of the published file"
 
 
 def test_what_published_asks_the_catalog_is_there(tmp_path):
-    assert {Path(file.path).name for file in find("mnist").files} == {f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")}
-    file, = find("cifar10").files
+    assert {Path(file.path).name for file in find_dataset("mnist").files} == {f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")}
+    file, = find_dataset("cifar10").files
     path = tmp_path / Path(file.path).name
     path.write_bytes(archive([(name, pack_cifar(photographs(1))) for name in TRAIN + TEST]))
-    assert refused(published, "cifar10", tmp_path) == f"{path}: its checksum is not that of the published file"
-    assert "there are mnist, cifar10" in refused(published, "MNIST")
+    assert refused(published_images, "cifar10", tmp_path) == f"{path}: its checksum is not that of the published file"
+    assert "there are mnist, cifar10" in refused(published_images, "MNIST")
 
 
 @pytest.mark.parametrize("kind", PACKERS)
@@ -141,14 +141,14 @@ def test_published_reads_the_files_that_the_catalog_names(tmp_path, monkeypatch,
         made[part] = [Picture(random.integers(0, 256, (28, 28, 1), np.uint8), int(random.integers(10))) for _ in range(count)]
         raw[f"{part}-images-idx3-ubyte"] = pack_idx(np.stack([picture.pixels[..., 0] for picture in made[part]]))
         raw[f"{part}-labels-idx1-ubyte"] = pack_idx(np.array([picture.label for picture in made[part]], np.uint8))
-    folder, entry = tmp_path / "mnist", find("mnist")
+    folder, entry = tmp_path / "mnist", find_dataset("mnist")
     folder.mkdir()
     for name, content in raw.items():
         (folder / f"{name}{kind}").write_bytes(PACKERS[kind](content))
     named = entry._replace(files=tuple(file._replace(checksum=hashlib.sha256(raw[Path(file.path).name]).hexdigest()) for file in entry.files))
-    monkeypatch.setattr("rvnnbook.data.catalog.find", {"mnist": named}.__getitem__)
+    monkeypatch.setattr("rvnnbook.data.catalog.find_dataset", {"mnist": named}.__getitem__)
     monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
-    for found in (published("mnist"), published("mnist", folder)):
+    for found in (published_images("mnist"), published_images("mnist", folder)):
         assert same(found.train, made["train"]) and same(found.test, made["t10k"])
 
 
@@ -362,7 +362,7 @@ def test_a_batch_is_what_a_classifier_trains_on():
     "The gradient of the loss reaches the map of pixels, and what is read last does not decide alone."
     torch.manual_seed(0)
     made = make_pictures((32, 8), side=5)
-    batch = collate(made.train, order=permutation(25, 0))
+    batch = collate_images(made.train, order=permutation(25, 0))
     assert batch.ids.dtype == torch.float32 and batch.labels.tolist() == [picture.label for picture in made.train] and not batch.steps.any()
     for name in ("lstm", "bilstm", "self_iru"):
         model = Classifier(create_encoder(name, dim=8), vocabulary=1, classes=10, embedding_dim=1)
@@ -370,8 +370,8 @@ def test_a_batch_is_what_a_classifier_trains_on():
         classification_loss(model, batch).backward()
         assert model.in_proj.weight.grad.abs().sum() > 0
         assert 0 <= evaluate_classifier(model, [batch])["accuracy"] <= 1
-    assert "at least one picture" in refused(collate, [])
-    assert "of one size" in refused(collate, [made.train[0], photographs(1)[0]])
+    assert "at least one picture" in refused(collate_images, [])
+    assert "of one size" in refused(collate_images, [made.train[0], photographs(1)[0]])
 
 
 def test_reading_needs_numpy_and_no_more():

@@ -30,11 +30,11 @@ from rvnnbook.data.listops import (
     ListOpsError,
     arguments,
     bracketed,
-    choose,
-    collate,
+    choose_lengths,
+    collate_listops,
     composition_steps,
     depth,
-    draw,
+    draw_expression,
     evaluate,
     fingerprint,
     fingerprint_table,
@@ -42,13 +42,13 @@ from rvnnbook.data.listops import (
     is_test_expression,
     length_table,
     make_split,
-    measure,
+    expression_size,
     official_fingerprints,
     official_test,
-    read,
+    read_listops,
     tokenize,
     unique_draws,
-    write,
+    write_listops,
 )
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "listops_official.json").read_text())
@@ -151,7 +151,7 @@ def test_golden_counts_are_those_of_the_file(official_lines):
 
 
 def test_hash_table_is_that_of_the_official_expressions(official_file):
-    table = fingerprint_table(read(official_file))
+    table = fingerprint_table(read_listops(official_file))
     assert table.dtype == np.uint64 and (np.diff(table) > 0).all()
     assert set(table.tolist()) == official_fingerprints()
     stored = np.load(Path(listops.__file__).with_name("listops_test_hashes.npy"), allow_pickle=False)
@@ -330,7 +330,7 @@ def test_sampler_draws_every_shape_as_often_as_it_should(length, deepest):
 
 def test_sampler_equals_rejection():
     low, high, random, sampler = 20, 60, Random(0), LengthSampler(100)
-    kept = list(islice((tokens for tokens in iter(lambda: draw(random), None) if low <= len(tokens) <= high), 4000))
+    kept = list(islice((tokens for tokens in iter(lambda: draw_expression(random), None) if low <= len(tokens) <= high), 4000))
     drawn = [sampler.draw_length(random, low, high) for _ in range(4000)]
     for question in (depth, lambda tokens: len(tokens) // 5, evaluate, lambda tokens: sum(t in OPERATORS for t in tokens)):
         ours, theirs = Counter(map(question, drawn)), Counter(map(question, kept))
@@ -345,7 +345,7 @@ def test_choose_at_the_edges():
         def random(self):
             return self.value
     weights = np.array([0., 0., .1, .2, 0., 0.])
-    assert choose(Edge(1 - 2**-53), weights) == 2 and choose(Edge(0.), weights) == 3
+    assert choose_lengths(Edge(1 - 2**-53), weights) == 2 and choose_lengths(Edge(0.), weights) == 3
     with pytest.raises(ListOpsError, match="no expression"):
         LengthSampler(50).draw(Random(0), 3)
     for low, high in ((2, 3), (10, 51), (0, 0), (30, 20)):
@@ -362,7 +362,7 @@ def test_choose_at_the_edges():
 ])
 def test_split_keeps_its_bounds(bounds):
     split = make_split(30, 5, **bounds)
-    sizes = [measure(tokens) for _, tokens in split]
+    sizes = [expression_size(tokens) for _, tokens in split]
     assert len({tokens for _, tokens in split}) == 30 and split == make_split(30, 5, **bounds)
     assert not any(is_test_expression(tokens) for _, tokens in split)
     assert all(recursive_value(tokens) == label for label, tokens in split)
@@ -413,14 +413,14 @@ def test_values_and_trees(tokens):
 def test_round_trip(tmp_path_factory, several, name):
     examples = [Example(evaluate(tokens), tokens) for tokens in several]
     path = tmp_path_factory.mktemp("round") / name
-    assert read(write(path, examples)) == examples
+    assert read_listops(write_listops(path, examples)) == examples
     assert [file.name for file in path.parent.iterdir()] == [name]
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(expressions, min_size=1, max_size=6))
 def test_collate(several):
-    batch = collate([Example(evaluate(tokens), tokens) for tokens in several])
+    batch = collate_listops([Example(evaluate(tokens), tokens) for tokens in several])
     assert batch.ids.dtype == batch.steps.dtype == batch.labels.dtype == torch.int64 and batch.mask.dtype == torch.bool
     for row, tokens in enumerate(several):
         n = len(tokens)
@@ -430,7 +430,7 @@ def test_collate(several):
         assert batch.labels[row] == recursive_value(tokens)
     assert (merge_targets(batch.steps, batch.mask) >= 0).all()       # the core accepts the trees
     with pytest.raises(ListOpsError, match="at least one"):
-        collate([])
+        collate_listops([])
 
 
 def test_vocabulary_is_fixed():
@@ -452,7 +452,7 @@ def test_a_hundred_thousand_levels(tmp_path):
     steps = composition_steps(tokens)
     assert max(steps) == 2 * levels + 1 and steps[-1] == 0 and steps[:2] == [1, 2 * levels]
     example = Example(3, tokens)
-    assert read(write(tmp_path / "deep.tsv", [example])) == [example]
+    assert read_listops(write_listops(tmp_path / "deep.tsv", [example])) == [example]
 
 
 @pytest.mark.parametrize("text, complaint", [
@@ -479,33 +479,33 @@ def test_malformed_lines_name_file_and_line(tmp_path, line, complaint):
         data = b"7\t7\n2\t( ( [MAX 2 ) ] )\n" + line + b"\n3\t3\n"
         path.write_bytes(lzma.compress(data) if name.endswith("xz") else data)
         with pytest.raises(ListOpsError, match=rf"^{re.escape(str(path))}:3: .*{complaint}"):
-            read(path)
+            read_listops(path)
 
 
 def test_files_that_are_no_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.tsv.*rvnnbook data add listops") as caught:
-        read(tmp_path / "nowhere.tsv")
+        read_listops(tmp_path / "nowhere.tsv")
     assert isinstance(caught.value, ListOpsError)
     with pytest.raises(ListOpsError, match="cannot be read"):
-        read(tmp_path)
+        read_listops(tmp_path)
     for name, data in (("empty.tsv", b""), ("empty.tsv.xz", b""), ("none.tsv.xz", lzma.compress(b"")), ("text.tsv.xz", b"7\t7\n")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ListOpsError, match=rf"{name}:1: "):
-            read(tmp_path / name)
+            read_listops(tmp_path / name)
     (tmp_path / "windows.tsv").write_bytes(b"7\t7\r\n2\t[MAX 2 ]")          # line ends of another world are fine
-    assert read(tmp_path / "windows.tsv") == [(7, ("7",)), (2, ("[MAX", "2", "]"))]
+    assert read_listops(tmp_path / "windows.tsv") == [(7, ("7",)), (2, ("[MAX", "2", "]"))]
 
 
 def test_write_leaves_the_old_file_when_it_fails(tmp_path):
     path = tmp_path / "kept.tsv"
-    write(path, [Example(7, ("7",))])
+    write_listops(path, [Example(7, ("7",))])
     for bad in ([Example(7, ("7",)), Example(3, ("4",))], [], [Example(7, ("[MAX", "7"))]):
         with pytest.raises(ListOpsError):
-            write(path, bad)
+            write_listops(path, bad)
     assert path.read_bytes() == b"7\t7\n"
     (tmp_path / "folder" / "x").mkdir(parents=True)
     with pytest.raises(OSError):
-        write(tmp_path / "folder", [Example(7, ("7",))])                     # a folder cannot be replaced
+        write_listops(tmp_path / "folder", [Example(7, ("7",))])                     # a folder cannot be replaced
     assert sorted(file.name for file in tmp_path.iterdir()) == ["folder", "kept.tsv"]
 
 
@@ -530,7 +530,7 @@ def fuzz(path, rounds, seed, packed):
             data = data or bytearray(b"\n")
         path.write_bytes(data)
         try:
-            examples = read(path)
+            examples = read_listops(path)
         except ListOpsError as error:
             assert re.match(re.escape(str(path)) + r":\d+: \S", str(error)), error
             refused += 1

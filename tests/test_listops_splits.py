@@ -23,25 +23,25 @@ from rvnnbook.data.listops import (
     VOCABULARY,
     ListOpsError,
     bracketed,
-    draw,
+    draw_expression,
     evaluate,
     fingerprint,
     is_test_expression,
     parse_line,
-    read,
+    read_listops,
     unique_draws,
 )
 from rvnnbook.data.listops_splits import (
     AS_PUBLISHED,
     SPLITS,
     Fingerprints,
-    Split,
+    ListOpsSplit,
     belongs,
     check_split,
     mixture,
     proposer,
     split_examples,
-    stream,
+    stream_expressions,
     waste,
     whole,
 )
@@ -200,7 +200,7 @@ def test_a_bad_request_is_told_at_once():
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.builds(Split, st.integers(0, 9), st.tuples(st.integers(-1, 40), st.integers(-1, 40)),
+@given(st.builds(ListOpsSplit, st.integers(0, 9), st.tuples(st.integers(-1, 40), st.integers(-1, 40)),
                  st.tuples(st.integers(-1, 5), st.integers(-1, 5)), st.just("fuzz"),
                  arguments=st.tuples(st.integers(-1, 4), st.integers(0, 6)), operator_probability=st.floats(-.1, 1.1),
                  levels=st.sampled_from([None, 0, 1, 4, 9]), share=st.tuples(st.floats(-.1, 1.1), st.floats(0, 1.1)),
@@ -208,7 +208,7 @@ def test_a_bad_request_is_told_at_once():
 def test_any_split_gives_what_it_says_or_a_reason(split, seed):
     try:
         check_split(split)
-        proposals = whole(split, seed) if split.as_a_set and split.length[1] < 5 else stream(split, seed, patience=10_000)
+        proposals = whole(split, seed) if split.as_a_set and split.length[1] < 5 else stream_expressions(split, seed, patience=10_000)
         kept = list(islice(proposals, split.size))
     except ListOpsError as problem:
         assert len(str(problem)) > 20
@@ -241,7 +241,7 @@ def test_no_training_on_the_official_test():
     files = [folder / "listops" / "test_d20s.tsv.xz" for folder in folders]
     if not any(file.exists() for file in files):
         pytest.skip("the official ListOps test is not installed (rvnnbook data add listops FILE)")
-    official = [tokens for _, tokens in read(next(file for file in files if file.exists()))]
+    official = [tokens for _, tokens in read_listops(next(file for file in files if file.exists()))]
     for split in {**SPLITS, **AS_PUBLISHED}.values():
         if not split.official:
             assert not any(belongs(split, tokens) for tokens in official)
@@ -250,7 +250,7 @@ def test_no_training_on_the_official_test():
 
 def test_streams_at_twenty_tokens_have_no_order():
     "The early examples of a stream are like the late ones."
-    lengths = [len(tokens) for tokens in islice(stream(SPLITS["dg2_train"], 0), 8000)]
+    lengths = [len(tokens) for tokens in islice(stream_expressions(SPLITS["dg2_train"], 0), 8000)]
     first, last = np.mean(lengths[:4000]), np.mean(lengths[4000:])
     assert abs(first - last) < 4 * (2 * np.var(lengths) / 4000)**.5
     halves = [len(tokens) for tokens in whole(SPLITS["listops_o_test"]._replace(size=2000), 0)]
@@ -359,17 +359,17 @@ def test_waste_is_what_discarding_costs():
     for name in ("dg2_train", "arguments_10"):
         split, random, drawn, kept = SPLITS[name], Random(0), 0, 0
         for _ in range(20_000 if name == "dg2_train" else 4000):
-            size = len(draw(random, max_depth=split.depth[1] + 1, arguments=split.arguments,
-                            operator_probability=split.operator_probability))
+            size = len(draw_expression(random, max_depth=split.depth[1] + 1, arguments=split.arguments,
+                                       operator_probability=split.operator_probability))
             drawn, kept = drawn + size, kept + size * (split.length[0] <= size <= split.length[1])
         assert .85 < drawn / kept / waste(split) < 1.15
     assert waste(SPLITS["arguments_15"]) > 10 < waste(SPLITS["length_900_1000"]) and waste(SPLITS["lra_train"]) < 10
-    assert waste(Split(1, (2, 3), (0, 5), "no expression has two or three tokens")) == float("inf")
+    assert waste(ListOpsSplit(1, (2, 3), (0, 5), "no expression has two or three tokens")) == float("inf")
 
 
 def test_a_set_is_the_same_draws_as_unique_draws():
     "All shares together, with the same seed, are the set of `unique_draws`."
-    split = Split(500, (1, 10**6), (0, 19), "all", as_a_set=True, official=True)._replace(length=(1, 4000))
+    split = ListOpsSplit(500, (1, 10**6), (0, 19), "all", as_a_set=True, official=True)._replace(length=(1, 4000))
     ours = {tokens for _, tokens in split_examples(split, 7)}
     assert ours == {tokens for _, tokens in unique_draws(500, 7, exclude_test=False)}
 
@@ -381,10 +381,10 @@ def test_a_mixture_is_a_shuffle():
     mixed = list(mixture(parts, 0))
     assert len(mixed) == 80 and list(mixture(parts, 0)) == mixed
     for part in parts:                               # each part is all there, in the order of its own stream
-        assert [tokens for tokens in mixed if part.length[0] <= len(tokens) <= part.length[1]] == list(islice(stream(part, 0), part.size))
+        assert [tokens for tokens in mixed if part.length[0] <= len(tokens) <= part.length[1]] == list(islice(stream_expressions(part, 0), part.size))
     random, count, firsts, middles = Random(0), 2000, 0, 0
     for _ in range(count):                           # every place is as likely to come from the smaller part
-        order = [len(tokens) > 10 for tokens in mixture([Split(6, (4, 5), (0, 1), ""), Split(2, (11, 20), (0, 2), "")],
+        order = [len(tokens) > 10 for tokens in mixture([ListOpsSplit(6, (4, 5), (0, 1), ""), ListOpsSplit(2, (11, 20), (0, 2), "")],
                                                         random.getrandbits(32))]
         firsts, middles = firsts + order[0], middles + order[4]
         assert sum(order) == 2
@@ -483,7 +483,7 @@ def refusals(wanted, seed):
     "Damage lines until so many were refused; every reason must be plain, every other line true."
     random, refused, read_as_true = Random(seed), 0, 0
     good = [f"{evaluate(tokens)}\t{' '.join(tokens) if random.random() < .3 else bracketed(tokens)}\n".encode()
-            for tokens in (tokens for tokens in (draw(random) for _ in range(4000)) if 4 <= len(tokens) <= 40)][:150]
+            for tokens in (tokens for tokens in (draw_expression(random) for _ in range(4000)) if 4 <= len(tokens) <= 40)][:150]
     assert len(good) == 150 and all(parse_line(line) for line in good)
     while refused < wanted:
         line = damaged(random.choice(good), random)

@@ -30,16 +30,16 @@ from rvnnbook.data.logic import (
     VOCABULARY,
     LogicError,
     MissingFileError,
-    Pair,
-    collate,
-    composition_steps,
+    LogicPair,
+    collate_logic,
+    formula_steps,
     draw_many,
     draw_pairs,
     every_tenth,
     file_number,
     first_seen,
-    fold,
-    grow,
+    fold_formula,
+    grow_formula,
     has_pattern,
     make_files,
     numbered,
@@ -48,7 +48,7 @@ from rvnnbook.data.logic import (
     pair_length,
     parse,
     parse_lines,
-    published,
+    published_logic,
     read_pairs,
     relation,
     relations,
@@ -75,7 +75,7 @@ def folder():
 @pytest.fixture(scope="session")
 def files(folder):
     "All of them; reading checks every label against the truth tables."
-    return published(folder)
+    return published_logic(folder)
 
 
 @pytest.fixture(scope="session")
@@ -200,24 +200,24 @@ def test_systematicity_is_that_of_the_published_code(files, split, expression, c
 
 def test_missing_files(tmp_path, monkeypatch):
     monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
-    for function in (published, training, official_tests, lambda: systematicity("A")):
+    for function in (published_logic, training, official_tests, lambda: systematicity("A")):
         with pytest.raises(MissingFileError, match="train0|test0"):
             function()
         with pytest.raises(FileNotFoundError):
             function()
     with pytest.raises(LogicError, match="unknown split 'D'"):
-        systematicity("D", {f"train{k}": [Pair("=", ("a",), ("a",))] for k in range(7)})
+        systematicity("D", {f"train{k}": [LogicPair("=", ("a",), ("a",))] for k in range(7)})
 
 
 def test_a_pair_in_the_wrong_file(tmp_path):
-    pairs = [Pair("=", ("a",), ("a",)), Pair("^", ("a",), unparse(("not", "a")))]
+    pairs = [LogicPair("=", ("a",), ("a",)), LogicPair("^", ("a",), unparse(("not", "a")))]
     write_pairs(tmp_path / "train0", pairs[:1])
-    assert published(tmp_path, ["train0"]) == {"train0": pairs[:1]}
+    assert published_logic(tmp_path, ["train0"]) == {"train0": pairs[:1]}
     write_pairs(tmp_path / "train0.xz", pairs)
-    assert published(tmp_path, ["train0"]) == {"train0": pairs[:1]}          # the plain file goes first
+    assert published_logic(tmp_path, ["train0"]) == {"train0": pairs[:1]}          # the plain file goes first
     (tmp_path / "train0").unlink()
     with pytest.raises(LogicError, match="train0:2: .*1 operators"):
-        published(tmp_path, ["train0"])
+        published_logic(tmp_path, ["train0"])
 
 
 # ---- the distribution
@@ -331,13 +331,13 @@ def rule(levels, joined, negated, pool):
 def test_formulas_are_drawn_as_often_as_they_should(joined, negated):
     count, exact = 100_000, rule(2, joined, negated, "be")
     assert abs(sum(exact.values()) - 1) < 1e-12 and len(exact) == 2 * (2 + 2 * 4**2)
-    drawn = grow(np.random.default_rng(0), np.tile([1, 4], (count, 1)), joined, negated, levels=2)
+    drawn = grow_formula(np.random.default_rng(0), np.tile([1, 4], (count, 1)), joined, negated, levels=2)
     counts = Counter(parse(spell(code, 2)) for code in drawn.code.tolist())
     assert set(counts) <= set(exact)
     statistic = sum((counts[f] - count * p)**2 / (count * p) for f, p in exact.items())
     assert 1e-3 < tail(statistic, len(exact) - 1) < 1 - 1e-3
     shares = Counter(rule(3, joined, negated, "b").keys())
-    drawn = grow(np.random.default_rng(0), np.tile([1], (count, 1)), joined, negated, levels=3)
+    drawn = grow_formula(np.random.default_rng(0), np.tile([1], (count, 1)), joined, negated, levels=3)
     assert {parse(spell(code, 3)) for code in drawn.code.tolist()} <= set(shares)
 
 
@@ -419,7 +419,7 @@ def group(parts, brackets, position):
 @settings(deadline=None, max_examples=200)
 @given(formulas, st.booleans())
 def test_gold_trees(formula, brackets):
-    steps = composition_steps(unparse(formula), brackets)
+    steps = formula_steps(unparse(formula), brackets)
     tree, length = nested(formula, brackets)
     assert len(steps) == length and steps == steps_from_tree(tree) and tree_from_steps(steps) == tree
 
@@ -493,7 +493,7 @@ def line(pair):
 
 
 def pairs_of(several):
-    made = [Pair(relation_by_worlds(left, right), unparse(left), unparse(right)) for left, right in several]
+    made = [LogicPair(relation_by_worlds(left, right), unparse(left), unparse(right)) for left, right in several]
     return [pair for pair in made if pair.label]
 
 
@@ -514,7 +514,7 @@ def test_round_trip(tmp_path_factory, several, name):
 def test_collate(several, brackets):
     pairs = pairs_of(several)
     assume(pairs)
-    batch = collate(pairs, brackets)
+    batch = collate_logic(pairs, brackets)
     assert batch.ids.dtype == batch.steps.dtype == batch.labels.dtype == torch.int64 and batch.mask.dtype == torch.bool
     assert batch.ids.shape == batch.mask.shape == batch.steps.shape == (len(pairs), 2, batch.mask.sum(2).max())
     for row, pair in enumerate(pairs):
@@ -525,10 +525,10 @@ def test_collate(several, brackets):
             assert [VOCABULARY[i] for i in batch.ids[row, side, :n]] == tokens
             assert batch.mask[row, side].tolist() == [True] * n + [False] * (batch.mask.shape[2] - n)
             assert batch.ids[row, side, n:].sum() == batch.steps[row, side, n:].sum() == 0
-            assert batch.steps[row, side, :n].tolist() == composition_steps(pair[1 + side], brackets)
+            assert batch.steps[row, side, :n].tolist() == formula_steps(pair[1 + side], brackets)
     assert (merge_targets(batch.steps.flatten(0, 1), batch.mask.flatten(0, 1)) >= 0).all()
     with pytest.raises(LogicError, match="at least one"):
-        collate([])
+        collate_logic([])
 
 
 def test_names_are_fixed():
@@ -596,7 +596,7 @@ def test_unreadable_files(tmp_path):
     target = tmp_path / "kept"
     target.write_text("before")
     with pytest.raises(LogicError, match="kept:2: the label is ="):
-        write_pairs(target, [Pair("=", ("a",), ("a",)), Pair("=", ("a",), ("b",))])
+        write_pairs(target, [LogicPair("=", ("a",), ("a",)), LogicPair("=", ("a",), ("b",))])
     with pytest.raises(LogicError, match="no pairs"):
         write_pairs(target, [])
     assert target.read_text() == "before" and {file.name for file in tmp_path.iterdir()} == {"kept", "pairs.xz"}
@@ -610,11 +610,11 @@ def test_ten_thousand_levels(tmp_path, opening, closing, same):
     assert truth_table(tokens) == truth_table(same.split())
     assert unparse(parse(tokens)) == tokens and operators(tokens) == levels
     for brackets in (True, False):
-        steps = composition_steps(tokens, brackets)
+        steps = formula_steps(tokens, brackets)
         assert steps[-1] == 0 and max(steps) >= levels and min(steps[:-1]) >= 1
-    pair = Pair("=", tokens, tuple(same.split()))
+    pair = LogicPair("=", tokens, tuple(same.split()))
     assert read_pairs(write_pairs(tmp_path / "deep", [pair])) == [pair]
-    assert collate([pair]).ids.shape == (1, 2, len(tokens))
+    assert collate_logic([pair]).ids.shape == (1, 2, len(tokens))
 
 
 @settings(deadline=None, max_examples=300)
@@ -705,6 +705,6 @@ def test_a_million_mutated_lines():
 def test_fold_visits_in_order():
     visits = []
     tokens = "( ( not a ) ( and ( b ( or c ) ) ) )".split()
-    fold(tokens, lambda name: visits.append(name) or name, lambda part: visits.append(("not", part)) or "n",
-         lambda *parts: visits.append(parts) or "j")
+    fold_formula(tokens, lambda name: visits.append(name) or name, lambda part: visits.append(("not", part)) or "n",
+                 lambda *parts: visits.append(parts) or "j")
     assert visits == ["a", ("not", "a"), "b", "c", ("b", "or", "c"), ("n", "and", "j")]

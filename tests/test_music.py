@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rvnnbook.cli import main
-from rvnnbook.data.batches import Batches
-from rvnnbook.data.catalog import find
+from rvnnbook.data.batches import BucketLoader
+from rvnnbook.data.catalog import find_dataset
 from rvnnbook.data.music import (
     CHORDS,
     COLLECTIONS,
@@ -34,16 +34,16 @@ from rvnnbook.data.music import (
     MusicError,
     check_roll,
     chords_of,
-    collate,
+    collate_music,
     count_keys,
     key,
     make_music,
     pack_music,
     parse_music,
     piano_roll,
-    published,
+    published_music,
     read_music,
-    walk,
+    random_melody,
     write_music,
 )
 
@@ -99,14 +99,14 @@ def test_the_counts_in_the_book_are_those_of_the_files(files):
 def test_catalog_installs_what_published_reads(shared, files, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
     with pytest.raises(MissingFileError, match="rvnnbook data get polymusic"):
-        published("jsb")
+        published_music("jsb")
     assert main(["data", "add", "polymusic", str(shared)]) == 0 and main(["data", "verify", "polymusic"]) == 0
     assert "none stated" in capsys.readouterr().out
-    assert {file.path for file in find("polymusic").files} >= {f"polymusic/{file}" for file, _ in COLLECTIONS.values()}
+    assert {file.path for file in find_dataset("polymusic").files} >= {f"polymusic/{file}" for file, _ in COLLECTIONS.values()}
     for name in COLLECTIONS:
-        assert same(published(name), files[name])
+        assert same(published_music(name), files[name])
     (tmp_path / "polymusic" / "JSB_Chorales.mat").replace(tmp_path / "polymusic" / "Nottingham.mat")
-    assert "Nottingham.mat: its checksum is not that of the published file" in refused(published, "nottingham")
+    assert "Nottingham.mat: its checksum is not that of the published file" in refused(published_music, "nottingham")
 
 
 def test_published_reads_the_file_that_the_catalog_names(tmp_path, monkeypatch):
@@ -115,14 +115,14 @@ def test_published_reads_the_file_that_the_catalog_names(tmp_path, monkeypatch):
     folder = tmp_path / "polymusic"
     folder.mkdir()
     raw = write_music(folder / "JSB_Chorales.mat", music).read_bytes()
-    entry = find("polymusic")
+    entry = find_dataset("polymusic")
     made = entry._replace(files=tuple(
         file._replace(checksum=hashlib.sha256(raw).hexdigest()) if file.path.endswith("JSB_Chorales.mat") else file for file in entry.files))
-    monkeypatch.setattr("rvnnbook.data.catalog.find", {"polymusic": made}.__getitem__)
+    monkeypatch.setattr("rvnnbook.data.catalog.find_dataset", {"polymusic": made}.__getitem__)
     monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
-    assert same(published("jsb"), music) and same(published("jsb", folder), music)
+    assert same(published_music("jsb"), music) and same(published_music("jsb", folder), music)
     (folder / "JSB_Chorales.mat").write_bytes(raw + b" ")
-    assert "its checksum is not that of the published file" in refused(published, "jsb")
+    assert "its checksum is not that of the published file" in refused(published_music, "jsb")
 
 
 def test_packing_a_published_collection_again(files):
@@ -135,9 +135,9 @@ def test_a_published_file_with_a_bit_changed_or_cut(shared, tmp_path, monkeypatc
     monkeypatch.setattr("rvnnbook.data.music.parse_music", lambda raw: pytest.fail("read before it was checked"))
     for place in [*range(124, 140), *(random.randrange(len(raw)) for _ in range(150))]:
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << random.randrange(8)]) + raw[place + 1:])
-        assert refused(published, "jsb", tmp_path) == f"{path}: its checksum is not that of the published file"
+        assert refused(published_music, "jsb", tmp_path) == f"{path}: its checksum is not that of the published file"
         path.write_bytes(raw[:place])
-        assert "its checksum" in refused(published, "jsb", tmp_path)
+        assert "its checksum" in refused(published_music, "jsb", tmp_path)
 
 
 def test_a_published_file_cut(shared):
@@ -247,7 +247,7 @@ def test_files_that_are_no_collections(tmp_path, raw, said):
     (tmp_path / "music.mat").write_bytes(raw)
     assert refused(read_music, tmp_path / "music.mat").startswith(str(tmp_path / "music.mat"))
     (tmp_path / "JSB_Chorales.mat").write_bytes(raw)
-    assert "its checksum" in refused(published, "jsb", tmp_path)
+    assert "its checksum" in refused(published_music, "jsb", tmp_path)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -299,8 +299,8 @@ def test_without_scipy(tmp_path):
 def test_unreadable_files(tmp_path):
     assert "no such file" in refused(read_music, tmp_path / "absent.mat") and "cannot be read" in refused(read_music, tmp_path)
     with pytest.raises(FileNotFoundError):
-        published("jsb", tmp_path)
-    assert "there are jsb, nottingham, piano_midi, musedata" in refused(published, "JSB")
+        published_music("jsb", tmp_path)
+    assert "there are jsb, nottingham, piano_midi, musedata" in refused(published_music, "JSB")
 
 
 def test_writing_is_whole_or_not_at_all(tmp_path):
@@ -314,7 +314,7 @@ def test_writing_is_whole_or_not_at_all(tmp_path):
 # ---- made music
 
 def test_a_walk_keeps_the_rule():
-    random, chords = Random(5), list(islice(walk(Random(4)), 40_000))
+    random, chords = Random(5), list(islice(random_melody(Random(4)), 40_000))
     changes = [place for place in range(1, len(chords)) if chords[place] != chords[place - 1]]
     stays = Counter(later - sooner for sooner, later in zip(changes, changes[1:]))
     assert set(stays) == {2, 4} and abs(stays[4] / stays.total() - .25) < 4 * math.sqrt(.25 * .75 / stays.total())
@@ -323,7 +323,7 @@ def test_a_walk_keeps_the_rule():
         assert set(found) == set(followers)
         spread = sum((count - found.total() / len(found)) ** 2 for count in found.values()) / (found.total() / len(found))
         assert spread < 20
-    assert chords[0] == "C" and next(walk(random)) == "C"
+    assert chords[0] == "C" and next(random_melody(random)) == "C"
 
 
 def test_chords_are_different_and_their_followers_exist():
@@ -357,7 +357,7 @@ def test_music_that_cannot_be_made(words):
 @given(st.lists(ROLLS, min_size=1, max_size=5))
 @settings(max_examples=50, deadline=None)
 def test_collate(pieces):
-    batch = collate(pieces)
+    batch = collate_music(pieces)
     assert batch.rolls.dtype == torch.float32 and batch.mask.dtype == torch.bool and batch.rolls.shape == (len(pieces), max(map(len, pieces)), KEYS)
     for piece, roll, mask in zip(pieces, batch.rolls, batch.mask, strict=True):
         assert mask.tolist() == [True] * len(piece) + [False] * (len(mask) - len(piece))
@@ -365,12 +365,12 @@ def test_collate(pieces):
 
 
 def test_batches_refuse_what_is_no_music():
-    assert "at least one piece" in refused(collate, []) and "step 0, key 0 is 2" in refused(collate, [np.full((1, KEYS), 2)])
+    assert "at least one piece" in refused(collate_music, []) and "step 0, key 0 is 2" in refused(collate_music, [np.full((1, KEYS), 2)])
 
 
 def test_batches_deal_every_piece_once():
     pieces = make_music((50, 1, 1)).train
-    dealt = [roll[mask].numpy() for batch in Batches(pieces, 8, collate, seed=0, length=len) for roll, mask in zip(*batch)]
+    dealt = [roll[mask].numpy() for batch in BucketLoader(pieces, 8, collate_music, seed=0, length=len) for roll, mask in zip(*batch)]
     assert sorted(piece.astype(np.uint8).tobytes() for piece in dealt) == sorted(piece.tobytes() for piece in pieces)
 
 

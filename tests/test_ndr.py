@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.ndr import NDR, READOUTS, RoutingLayer, lean, ndr_layer_literal, read_at, route, sit_out
+from rvnnbook.encoders.ndr import NDR, READOUTS, RoutingLayer, directional_bias, ndr_layer_literal, read_at, route, sample_update_mask
 from tests.golden import build_ndr
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -203,10 +203,10 @@ def test_in_the_mirror(side):
 
 def test_lean():
     sides = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
-    found = lean(sides)
+    found = directional_bias(sides)
     for i, j in product(range(3), range(3)):
         assert i == j or found[i, j] == sides[i, int(j > i)]
-    assert lean(torch.zeros(2, 4, 1, 2)).shape == (2, 4, 1, 1)
+    assert directional_bias(torch.zeros(2, 4, 1, 2)).shape == (2, 4, 1, 1)
 
 
 def test_inputs_are_left_as_they_were():
@@ -316,7 +316,7 @@ def test_trace():
 def test_who_sits_out():
     gate, gen = torch.ones(200, 100, 4), torch.Generator().manual_seed(0)
     for chance in (0.0, 0.05, 0.5):
-        out = sit_out(gate, chance, gen)
+        out = sample_update_mask(gate, chance, gen)
         assert out.shape == (200, 100, 1) and out.dtype == torch.bool
         assert abs(float(out.float().mean()) - chance) <= 4 * math.sqrt(chance * (1 - chance) / 20000)
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap
 from rvnnbook.encoders.ndr import NDR, READOUTS, read_at
-from rvnnbook.encoders.ndr_halt import (FadingAttention, HaltingNDR, after_taking, faded, halting_shares, leftover, until_sure, until_taken)
+from rvnnbook.encoders.ndr_halt import (ExistenceAttention, HaltingNDR, remaining_existence, scale_by_existence, halting_shares, leftover, halt_act, halt_by_existence)
 from rvnnbook.layers.attention import geometric_attention, geometric_literal
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, slopes
@@ -44,7 +44,7 @@ def tensors(seed, *shapes):
 def test_existence_is_a_product_over_receivers_and_heads(size, n, heads, width, seed):
     exists, gate, attention, keep = tensors(seed, (size, n), (size, n, width), (size, heads, n, n), (size, n))
     keeps = keep > 0.7
-    found = after_taking(exists, gate, attention, keeps)
+    found = remaining_existence(exists, gate, attention, keeps)
     for b in range(size):
         for j in range(n):
             left = float(exists[b, j])
@@ -61,30 +61,30 @@ def test_faded_scores_have_the_probability_times_existence(n, scale, seed):
     uniform, exists = tensors(seed, (2, 2, n, n), (2, n))
     logits = scale * (2 * uniform - 1)
     exists[:, 0] = 1.0
-    assert_close(faded(logits, exists).sigmoid(), logits.sigmoid() * exists[:, None, None, :], rtol=1e-12, atol=1e-14)
-    few_of_them = faded(logits.clamp(max=40), torch.ones_like(exists))
+    assert_close(scale_by_existence(logits, exists).sigmoid(), logits.sigmoid() * exists[:, None, None, :], rtol=1e-12, atol=1e-14)
+    few_of_them = scale_by_existence(logits.clamp(max=40), torch.ones_like(exists))
     assert torch.equal(few_of_them, logits.clamp(max=40))
     literal = geometric_literal(logits.sigmoid() * exists[:, None, None, :])
-    assert_close(geometric_attention(faded(logits, exists)), literal, rtol=0, atol=1e-13)
+    assert_close(geometric_attention(scale_by_existence(logits, exists)), literal, rtol=0, atol=1e-13)
 
 
 def test_slopes_of_faded_attention():
     uniform, exists = tensors(1, (1, 2, 5, 5), (1, 5))
     for at in (exists * 0.9 + 0.05, torch.ones_like(exists)):          # inside, and where nothing has been taken
         inputs = [(12 * uniform - 6).requires_grad_(), at.requires_grad_()]
-        found = slopes(geometric_attention(faded(*inputs)), inputs)
+        found = slopes(geometric_attention(scale_by_existence(*inputs)), inputs)
         literal = slopes(geometric_literal(inputs[0].sigmoid() * at[:, None, None, :]), inputs)
         assert all(torch.isfinite(slope).all() for slope in found)
         assert_close(found, literal, rtol=1e-9, atol=1e-12)
     gone = torch.zeros(1, 5, dtype=torch.float64, requires_grad=True)  # taken to the last bit: still a number
-    attention = geometric_attention(faded(inputs[0], gone))
+    attention = geometric_attention(scale_by_existence(inputs[0], gone))
     assert attention.max() < 1e-29 and all(slope.isfinite().all() for slope in slopes(attention, [inputs[0], gone]))
 
 
 def test_huge_scores_in_single_precision():
     logits = torch.tensor([[-200.0, 200.0], [1e4, -1e4]])[None, None].requires_grad_()
     exists = torch.tensor([[0.25, 0.5]], requires_grad=True)
-    made = faded(logits, exists)
+    made = scale_by_existence(logits, exists)
     assert_close(made.sigmoid()[0, 0], torch.tensor([[0.0, 0.5], [0.25, 0.0]]))
     made.sigmoid().sum().backward()
     assert logits.grad.isfinite().all() and exists.grad.isfinite().all()
@@ -137,7 +137,7 @@ def test_the_loop_of_clocks_gives_those_shares(lengths, limit, seed):
     def sure(states):
         return chances[(states[..., 1].long() - 1).clamp(min=0), states[..., 2].long(), torch.arange(n)]
 
-    mean, cost, used = until_sure(step, sure, begin, there, limit, 0.01)
+    mean, cost, used = halt_act(step, sure, begin, there, limit, 0.01)
     for b, length in enumerate(lengths):
         stops = []
         for i in range(length):
@@ -286,7 +286,7 @@ def test_names_and_refusals():
     for name, halt in (("ndr_halt", "taken"), ("ndr_act", "act")):
         encoder = create_encoder(name, dim=8, heads=2)
         assert type(encoder) is HaltingNDR and encoder.rule == halt
-        assert isinstance(encoder.attn, FadingAttention) == (halt == "taken") and hasattr(encoder, "sure") == (halt == "act")
+        assert isinstance(encoder.attn, ExistenceAttention) == (halt == "taken") and hasattr(encoder, "sure") == (halt == "act")
     for options, said in (({"rule": "soon"}, "unknown rule 'soon'; known: taken, act"), ({"takers": 3}, "number of heads, 2; got 3"),
                           ({"takers": -1}, "got -1"), ({"threshold": 1.0}, "got 1.0"), ({"threshold": -0.1}, "got -0.1"),
                           ({"layers": 0}, "got 0 and 0"), ({"readout": "middle"}, "unknown readout 'middle'")):
@@ -301,7 +301,7 @@ def test_only_the_first_heads_take():
     one, keeps = torch.ones(1, 2, 1, dtype=torch.float64), torch.tensor([[False, True]])
     for takers, left in ((0, 1.0), (1, 0.9), (2, 0.72), (3, 0.504), (None, 0.504)):
         step = lambda states, exists, rows: (states, one, attention)
-        _, exists, used = until_taken(step, one, one[..., 0], keeps, 1, 0.01, takers)
+        _, exists, used = halt_by_existence(step, one, one[..., 0], keeps, 1, 0.01, takers)
         assert float(exists[0, 0]) == pytest.approx(left) and used.tolist() == [1]
 
 
@@ -311,5 +311,5 @@ def test_a_sentence_stops_at_the_threshold_and_not_before():
     step = lambda states, exists, rows: (states, torch.ones(1, 2, 1), half)
     for threshold, layers in ((0.5, 1), (0.49, 2), (0.125, 3), (0.0, 7)):
         ends = torch.tensor([[False, True]])
-        assert until_taken(step, torch.ones(1, 2, 1), torch.ones(1, 2), ends, 7, threshold)[2].tolist() == [layers]
+        assert halt_by_existence(step, torch.ones(1, 2, 1), torch.ones(1, 2), ends, 7, threshold)[2].tolist() == [layers]
     assert torch.equal(read_at(torch.eye(2)[None], ends | True, "last").bool(), ends)

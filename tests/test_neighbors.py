@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from rvnnbook.layers.neighbors import RETRIEVERS, coin_weights, glass_weights, neighbor_weights, retrieve
+from rvnnbook.layers.neighbors import RETRIEVERS, stick_breaking_weights, cumulative_weights, neighbor_weights, retrieve
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quarters = st.sampled_from([Fraction(0), Fraction(1), Fraction(1, 4), Fraction(1, 2), Fraction(3, 4)])
@@ -113,7 +113,7 @@ def test_gradient_is_the_published_one():
 
 def test_gradient_at_ties_by_hand():
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]], requires_grad=True)
-    last = glass_weights(exists)[0, 3]
+    last = cumulative_weights(exists)[0, 3]
     found = [torch.autograd.grad(last[j], exists, retain_graph=True)[0][0].tolist() for j in range(3)]
     assert found[2] == [0, 0, 1, 0]
     assert found[1] == [0, 1, 0, 0]              # the sum is exactly one: the first case, e_j itself
@@ -123,10 +123,10 @@ def test_gradient_at_ties_by_hand():
 # ---- the rest of the module
 
 def test_names():
-    assert RETRIEVERS == {"eq5": glass_weights, "eq6": coin_weights}
+    assert RETRIEVERS == {"eq5": cumulative_weights, "eq6": stick_breaking_weights}
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]])
-    assert torch.equal(neighbor_weights(exists), glass_weights(exists))            # left and eq5 if nothing is said
-    assert not torch.equal(neighbor_weights(exists), coin_weights(exists))
+    assert torch.equal(neighbor_weights(exists), cumulative_weights(exists))            # left and eq5 if nothing is said
+    assert not torch.equal(neighbor_weights(exists), stick_breaking_weights(exists))
     with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'up'"):
         neighbor_weights(exists, "up")
     with pytest.raises(ValueError, match="'eq7'; known: eq5, eq6"):

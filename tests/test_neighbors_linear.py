@@ -11,9 +11,9 @@ from torch.testing import assert_close
 
 from rvnnbook.layers import neighbors_linear
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from rvnnbook.layers.neighbors_linear import (BLOCK, MATRIX_UP_TO, WALKS, CoinWalk, GlassWalk, block_sums, decayed_sums,
-                                              decayed_sums_from, existence_units, expect_exp, found_logs, log_decayed_sums, log_sums,
-                                              neighbor_walks, rows_at, takers, unit_windows)
+from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_MAX_LENGTH, LINEAR_RETRIEVERS, StickBreakingRetriever, CumulativeRetriever, block_sums, decayed_sums,
+                                              decayed_sums_from, existence_units, retrieve_exp, retrieved_logs, log_decayed_sums, log_sums,
+                                              neighbor_retrievers, rows_at, receiver_windows, unit_windows)
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=40)
@@ -68,7 +68,7 @@ def assert_same(found, expected):
 def test_walk_is_matrix(dtype, side, retriever, data):
     exists = boxed(data.draw(sentences(dtype)), dtype)
     values = random_values(exists, data.draw(st.integers(1, 3)), 0)
-    assert_same(answers(lambda e: WALKS[retriever](e, side), exists, values),
+    assert_same(answers(lambda e: LINEAR_RETRIEVERS[retriever](e, side), exists, values),
                 answers(lambda e: neighbor_weights(e, side, retriever), exists, values))
 
 
@@ -87,7 +87,7 @@ def test_walk_is_matrix_at_length(dtype, side, retriever, length):
         exists = exists.to(dtype)
         exists[1, length // 2 + 1:] = 0                                            # padding
         values = random_values(exists, 2, 0)
-        assert_same(answers(lambda e: WALKS[retriever](e, side), exists, values),
+        assert_same(answers(lambda e: LINEAR_RETRIEVERS[retriever](e, side), exists, values),
                     answers(lambda e: neighbor_weights(e, side, retriever), exists, values))
 
 
@@ -99,7 +99,7 @@ def test_tenths(side, tenths):
     tenths = torch.randint(0, 11, (80,), generator=generator).tolist() if tenths == "random" else [tenths] * 40
     for dtype in (torch.float32, torch.float64):
         exists = (torch.tensor([tenths], dtype=torch.float64) / 10).to(dtype)
-        found, to_exists, to_values = answers(lambda e: GlassWalk(e, side), exists, values := random_values(exists, 3, 0))
+        found, to_exists, to_values = answers(lambda e: CumulativeRetriever(e, side), exists, values := random_values(exists, 3, 0))
         dense, dense_to_exists, dense_to_values = answers(lambda e: neighbor_weights(e, side), exists, values)
         assert_same((found, to_values), (dense, dense_to_values))
         if dtype == torch.float32:
@@ -112,14 +112,14 @@ def test_small_existence_crosses_many_blocks():
     for side in ("left", "right"):
         exists = 0.02 * torch.rand(2, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         values = random_values(exists, 3, 0)
-        first, stop = GlassWalk(exists, side).window
+        first, stop = CumulativeRetriever(exists, side).window
         assert (stop - first).max() > 2 * BLOCK
-        assert_same(answers(lambda e: GlassWalk(e, side), exists, values), answers(lambda e: neighbor_weights(e, side), exists, values))
+        assert_same(answers(lambda e: CumulativeRetriever(e, side), exists, values), answers(lambda e: neighbor_weights(e, side), exists, values))
 
 
 def test_gradient_at_ties_by_hand():
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]], requires_grad=True)
-    last = (GlassWalk(exists) @ torch.eye(4)[None])[0, 3]
+    last = (CumulativeRetriever(exists) @ torch.eye(4)[None])[0, 3]
     found = [torch.autograd.grad(last[j], exists, retain_graph=True)[0][0].tolist() for j in range(3)]
     assert found == [[0, -0.5, -0.5, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
 
@@ -128,10 +128,10 @@ def test_gradient_at_ties_by_hand():
 def test_slopes(side, retriever):
     exists = torch.rand(1, BLOCK + 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
     values = random_values(exists, 1, 0).requires_grad_()
-    assert torch.autograd.gradcheck(lambda e, v: WALKS[retriever](e, side) @ v, (exists, values))
+    assert torch.autograd.gradcheck(lambda e, v: LINEAR_RETRIEVERS[retriever](e, side) @ v, (exists, values))
     scores, least = 9 * values[..., 0].detach(), torch.full_like(exists, 50.0).detach()
-    assert torch.autograd.gradcheck(lambda e, u: expect_exp(WALKS[retriever](e, side), u, least)[0], (exists, scores.requires_grad_()))
-    slope, = torch.autograd.grad((WALKS[retriever](exists, side) @ values).square().sum(), exists, create_graph=True)
+    assert torch.autograd.gradcheck(lambda e, u: retrieve_exp(LINEAR_RETRIEVERS[retriever](e, side), u, least)[0], (exists, scores.requires_grad_()))
+    slope, = torch.autograd.grad((LINEAR_RETRIEVERS[retriever](exists, side) @ values).square().sum(), exists, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
 
@@ -151,7 +151,7 @@ def test_two_steps_of_one_walk(side, retriever):
             return Twice()
         return both
 
-    assert_same(answers(twice(lambda e: WALKS[retriever](e, side)), exists, values),
+    assert_same(answers(twice(lambda e: LINEAR_RETRIEVERS[retriever](e, side)), exists, values),
                 answers(twice(lambda e: neighbor_weights(e, side, retriever)), exists, values))
 
 
@@ -161,8 +161,8 @@ def test_error_does_not_grow_with_length(side, retriever):
     for length in (200, 2400):
         exists = torch.rand(1, length, generator=torch.Generator().manual_seed(0)) * .4
         values = random_values(exists, 4, 0) + 2
-        exact = WALKS[retriever](exists.double(), side) @ values.double()
-        worst.append(float((WALKS[retriever](exists, side) @ values - exact).abs().max()))
+        exact = LINEAR_RETRIEVERS[retriever](exists.double(), side) @ values.double()
+        worst.append(float((LINEAR_RETRIEVERS[retriever](exists, side) @ values - exact).abs().max()))
     assert worst[1] < 3 * worst[0] and worst[1] < 1e-5
 
 
@@ -182,10 +182,10 @@ def test_logarithms_of_what_is_found(side, retriever, data):
     scores = scores_of(exists, data.draw(st.sampled_from([1.0, 650.0, 1e5])), data.draw(st.integers(0, 9))).detach()
     scores = (scores + data.draw(st.sampled_from([0, 300, 1e5]))).masked_fill(scores_of(exists, 1, 7) < -.7, -torch.inf)
     exact = (neighbor_weights(exists, side, retriever).log() + scores[:, None]).logsumexp(-1)
-    assert_close(found_logs(WALKS[retriever](exists, side), scores), exact, rtol=1e-12, atol=1e-12)
+    assert_close(retrieved_logs(LINEAR_RETRIEVERS[retriever](exists, side), scores), exact, rtol=1e-12, atol=1e-12)
     least = scores.nan_to_num(neginf=0.0)
-    amounts, base = expect_exp(WALKS[retriever](exists, side), scores, least)
-    assert torch.equal(base, torch.maximum(found_logs(WALKS[retriever](exists, side), scores), least))
+    amounts, base = retrieve_exp(LINEAR_RETRIEVERS[retriever](exists, side), scores, least)
+    assert torch.equal(base, torch.maximum(retrieved_logs(LINEAR_RETRIEVERS[retriever](exists, side), scores), least))
     assert_close(amounts, (exact - base).exp(), rtol=1e-9, atol=0)
     assert amounts.max() <= 1
 
@@ -195,8 +195,8 @@ def slopes_of_exponentials(side, retriever, exists, least, nats, seed=3):
     both = []
     for walks in (True, False):
         e, scores = exists.clone().requires_grad_(), scores_of(exists, nats)
-        weights, walk = neighbor_weights(e, side, retriever), WALKS[retriever](e, side)
-        found, base = expect_exp(walk, scores, torch.full_like(scores, least).detach())
+        weights, walk = neighbor_weights(e, side, retriever), LINEAR_RETRIEVERS[retriever](e, side)
+        found, base = retrieve_exp(walk, scores, torch.full_like(scores, least).detach())
         if not walks:
             found = (weights * (scores[:, None] - base[..., None]).exp()).sum(-1)
         toss = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
@@ -229,23 +229,23 @@ def test_slopes_of_exponentials_relative_to_what_is_found(side, retriever, lengt
 
 def slope_in_existence(walk, exists, scores, walker, gradient=1.0):
     exists = torch.tensor([exists], requires_grad=True)
-    found, base = expect_exp(walk(exists), torch.tensor([scores], dtype=torch.float64), torch.zeros(1, len(scores), dtype=torch.float64))
+    found, base = retrieve_exp(walk(exists), torch.tensor([scores], dtype=torch.float64), torch.zeros(1, len(scores), dtype=torch.float64))
     return torch.autograd.grad(gradient * found[0, walker], exists)[0][0].tolist()
 
 
 def test_slopes_without_bound_are_cut_off():
     "Position 1 is not there and would win by e^900; at a tie the edge has no share and would; behind the certain position likewise."
     for gradient in (1.0, -2.0):
-        absent = slope_in_existence(GlassWalk, [1.0, 0.0, 1.0], [0.0, 900.0, 0.0], 2, gradient)
+        absent = slope_in_existence(CumulativeRetriever, [1.0, 0.0, 1.0], [0.0, 900.0, 0.0], 2, gradient)
         assert_close(absent, [gradient, gradient, 0.0])                      # gains no more than all there is; there is no edge to lose
-        tied = slope_in_existence(GlassWalk, [1.0, 0.5, 0.5, 1.0], [900.0, 0.0, 0.0, 0.0], 3, gradient)
+        tied = slope_in_existence(CumulativeRetriever, [1.0, 0.5, 0.5, 1.0], [900.0, 0.0, 0.0, 0.0], 3, gradient)
         assert_close(tied, [0.0, gradient / 2, gradient / 2, 0.0])           # gains e^0, loses half of at most e^0
         for scores in ([0.0, 900.0, 0.0], [-9.0, 900.0, 0.0]):
-            absent = slope_in_existence(CoinWalk, [1.0, 0.0, 1.0], scores, 2, gradient)
+            absent = slope_in_existence(StickBreakingRetriever, [1.0, 0.0, 1.0], scores, 2, gradient)
             assert_close(absent[1], gradient - gradient * math.exp(scores[0]))
-        behind = slope_in_existence(CoinWalk, [0.5, 1.0, 1.0], [900.0, 0.0, 0.0], 2, gradient)
+        behind = slope_in_existence(StickBreakingRetriever, [0.5, 1.0, 1.0], [900.0, 0.0, 0.0], 2, gradient)
         assert_close(behind, [0.0, 0.0, 0.0])
-    found, _ = expect_exp(GlassWalk(torch.tensor([[1e-30, 1.0]])), torch.tensor([[9e3, 0.0]]).double(), torch.zeros(1, 2).double())
+    found, _ = retrieve_exp(CumulativeRetriever(torch.tensor([[1e-30, 1.0]])), torch.tensor([[9e3, 0.0]]).double(), torch.zeros(1, 2).double())
     assert found[0, 1] == 1
 
 
@@ -253,7 +253,7 @@ def test_slopes_without_bound_are_cut_off():
 def test_scores_in_double_existence_in_single(side, retriever):
     exists = kinds(70)["soft"].float().requires_grad_()
     scores = scores_of(exists, 600)
-    found, base = expect_exp(WALKS[retriever](exists, side), scores, torch.full_like(scores, -600).detach())
+    found, base = retrieve_exp(LINEAR_RETRIEVERS[retriever](exists, side), scores, torch.full_like(scores, -600).detach())
     assert found.dtype == base.dtype == torch.float64 and not base.requires_grad
     expected = (neighbor_weights(exists, side, retriever).double() * (scores[:, None] - base[..., None]).exp()).sum(-1)
     assert_close(found, expected, rtol=1e-6, atol=0)
@@ -288,7 +288,7 @@ def test_takers_are_the_windows_from_the_other_side(side, data):
     windows = unit_windows(units, one + rounded, side)
     place = torch.arange(exists.shape[-1])
     taken = (windows[0][..., None] <= place) & (place < windows[1][..., None])                  # (B, walker, position)
-    first, stop = takers(*windows, side)
+    first, stop = receiver_windows(*windows, side)
     assert torch.equal(taken, (first[:, None] <= place[:, None]) & (place[:, None] < stop[:, None]))
     assert (first[:, 1:] >= first[:, :-1]).all() and (stop[:, 1:] >= stop[:, :-1]).all() and (stop >= first).all()
 
@@ -360,10 +360,10 @@ def test_nothing_kept_is_a_matrix(side, retriever):
     exists = torch.rand(1, length, requires_grad=True)
     values = torch.randn(1, length, dim, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        walk = WALKS[retriever](exists, side)
+        walk = LINEAR_RETRIEVERS[retriever](exists, side)
         (walk @ values).sum().backward()
         scores = values[..., 0].detach().double().requires_grad_()
-        expect_exp(walk, scores, torch.zeros_like(scores))[0].sum().backward()
+        retrieve_exp(walk, scores, torch.zeros_like(scores))[0].sum().backward()
     assert kept and max(kept) <= (length + BLOCK) * dim
     held = [t for value in vars(walk).values() for t in (value if isinstance(value, tuple) else [value]) if torch.is_tensor(t)]
     assert held and max(t.numel() for t in held) <= length
@@ -378,45 +378,45 @@ def test_nothing_kept_is_a_matrix(side, retriever):
 @EACH
 def test_forms(side, retriever):
     which = ("left", "right").index(side)
-    exists = torch.rand(2, MATRIX_UP_TO["cpu"] + 1)
-    values = torch.randn(2, MATRIX_UP_TO["cpu"] + 1, 3)
+    exists = torch.rand(2, DENSE_MAX_LENGTH["cpu"] + 1)
+    values = torch.randn(2, DENSE_MAX_LENGTH["cpu"] + 1, 3)
     weights = neighbor_weights(exists, side, retriever)
-    assert torch.equal(neighbor_walks(exists, retriever, "dense")[which], weights)
+    assert torch.equal(neighbor_retrievers(exists, retriever, "dense")[which], weights)
     for form in ("linear", "auto"):
-        walk = neighbor_walks(exists, retriever, form)[which]
-        assert type(walk) is WALKS[retriever]
+        walk = neighbor_retrievers(exists, retriever, form)[which]
+        assert type(walk) is LINEAR_RETRIEVERS[retriever]
         assert_close(retrieve(walk, values), weights @ values, rtol=0, atol=1e-5)
-    assert torch.equal(neighbor_walks(exists[:, 1:], retriever)[which], neighbor_weights(exists[:, 1:], side, retriever))
-    assert type(neighbor_walks(exists[:, 1:], retriever, "linear")[which]) is WALKS[retriever]
+    assert torch.equal(neighbor_retrievers(exists[:, 1:], retriever)[which], neighbor_weights(exists[:, 1:], side, retriever))
+    assert type(neighbor_retrievers(exists[:, 1:], retriever, "linear")[which]) is LINEAR_RETRIEVERS[retriever]
 
 
 def test_defaults():
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]])
-    assert torch.equal(neighbor_walks(exists)[0], neighbor_weights(exists))
-    assert torch.equal(neighbor_walks(exists, form="linear")[0] @ torch.eye(4)[None], neighbor_weights(exists))
-    assert torch.equal(CoinWalk(exists) @ torch.eye(4)[None], neighbor_weights(exists, "left", "eq6"))
-    assert WALKS.keys() == RETRIEVERS.keys()
+    assert torch.equal(neighbor_retrievers(exists)[0], neighbor_weights(exists))
+    assert torch.equal(neighbor_retrievers(exists, form="linear")[0] @ torch.eye(4)[None], neighbor_weights(exists))
+    assert torch.equal(StickBreakingRetriever(exists) @ torch.eye(4)[None], neighbor_weights(exists, "left", "eq6"))
+    assert LINEAR_RETRIEVERS.keys() == RETRIEVERS.keys()
 
 
 def test_length_is_chosen_by_device(monkeypatch):
-    monkeypatch.setitem(MATRIX_UP_TO, "cpu", 3)
+    monkeypatch.setitem(DENSE_MAX_LENGTH, "cpu", 3)
     for side in (0, 1):
-        assert torch.is_tensor(neighbor_walks(torch.rand(1, 3))[side])
-        assert not torch.is_tensor(neighbor_walks(torch.rand(1, 4))[side])
-    assert neighbors_linear.MATRIX_UP_TO["cuda"] >= 1000                           # not measured there: the matrix for long
-    elsewhere = MATRIX_UP_TO["cuda"]
-    assert torch.is_tensor(neighbor_walks(torch.rand(1, elsewhere, device="meta"))[0])
-    assert not torch.is_tensor(neighbor_walks(torch.rand(1, elsewhere + 1, device="meta"), retriever="eq6")[0])
+        assert torch.is_tensor(neighbor_retrievers(torch.rand(1, 3))[side])
+        assert not torch.is_tensor(neighbor_retrievers(torch.rand(1, 4))[side])
+    assert neighbors_linear.DENSE_MAX_LENGTH["cuda"] >= 1000                           # not measured there: the matrix for long
+    elsewhere = DENSE_MAX_LENGTH["cuda"]
+    assert torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere, device="meta"))[0])
+    assert not torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere + 1, device="meta"), retriever="eq6")[0])
 
 
 def test_what_is_refused():
     exists = torch.rand(2, 5)
     for form in ("auto", "dense", "linear"):
         with pytest.raises(ValueError, match="'eq7'; known: eq5, eq6"):
-            neighbor_walks(exists, "eq7", form)
+            neighbor_retrievers(exists, "eq7", form)
     with pytest.raises(ValueError, match="form must be 'auto', 'dense' or 'linear', got 'fast'"):
-        neighbor_walks(exists, form="fast")
-    for walk in WALKS.values():
+        neighbor_retrievers(exists, form="fast")
+    for walk in LINEAR_RETRIEVERS.values():
         with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'up'"):
             walk(exists, "up")
         with pytest.raises(ValueError, match=r"\(2, 4, 3\) do not fit existence of shape \(2, 5\)"):
@@ -426,21 +426,21 @@ def test_what_is_refused():
         for scores, least in ((1, 2), (2, 1)):
             with pytest.raises(ValueError, match=rf"scores of shape \({scores}, 5\) and bases of shape \({least}, 5\) do not fit "
                                                  r"existence of shape \(2, 5\)"):
-                expect_exp(walk(exists), torch.rand(scores, 5), torch.rand(least, 5))
+                retrieve_exp(walk(exists), torch.rand(scores, 5), torch.rand(least, 5))
 
 
 @EACH
 def test_full_precision_under_autocast(side, retriever):
     exists, values = torch.rand(1, 300), torch.randn(1, 300, 4)
-    expected = WALKS[retriever](exists, side) @ values
+    expected = LINEAR_RETRIEVERS[retriever](exists, side) @ values
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(WALKS[retriever](exists, side) @ values, expected)
+        assert torch.equal(LINEAR_RETRIEVERS[retriever](exists, side) @ values, expected)
 
 
 @EACH
 def test_what_is_not_a_number_is_found_not_hidden(side, retriever):
     exists, values = torch.rand(2, 90), torch.randn(2, 90, 2)
     exists[0, 45] = torch.nan
-    found = WALKS[retriever](exists, side) @ values
+    found = LINEAR_RETRIEVERS[retriever](exists, side) @ values
     assert found[0].isnan().any() and found[1].isfinite().all()
-    assert (WALKS[retriever](exists[:0], side) @ values[:0]).shape == (0, 90, 2)               # and no sentence at all
+    assert (LINEAR_RETRIEVERS[retriever](exists[:0], side) @ values[:0]).shape == (0, 90, 2)               # and no sentence at all

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, length_mask, padding_gap, steps_from_tree, tree_from_steps
 from rvnnbook.encoders.ordered_memory import (
     OrderedMemory,
-    climb,
+    compose_slots,
     compress,
     fit_window,
     likely_heights,
@@ -25,7 +25,7 @@ from rvnnbook.encoders.ordered_memory import (
     stack_heights,
 )
 from rvnnbook.encoders.recurrent_grc import STARTS, fold_left
-from rvnnbook.encoders.rvnn import compose_posted
+from rvnnbook.encoders.rvnn import compose_by_height
 from rvnnbook.layers.cells import GRC
 from tests.test_core import random_steps
 
@@ -121,7 +121,7 @@ def test_certain_choices_fold_a_tree(batch, spare, seed):
     trees = torch.zeros(mask.shape, dtype=torch.int64)
     for row, heights in zip(trees, batch):
         row[:len(heights)] = torch.tensor(steps_from_tree(run_stack(heights, range(len(heights)), nest)))
-    expected = compose_posted(x, trees, mask, cell)
+    expected = compose_by_height(x, trees, mask, cell)
     assert_close(root, expected)
     assert_close(slopes(root, (x,)), slopes(expected, (x,)))
     assert torch.equal(slot_trees(shares, mask), trees)
@@ -205,12 +205,12 @@ def test_cells_that_are_called():
 def test_climbing_alone():
     memory = make(slots=3)
     token, slots, above = torch.randn(2, 4).double(), torch.randn(2, 3, 4).double(), torch.rand(2, 3).double()
-    made, running = climb(memory, memory.cell.w1.weight.split(4, 1), token, slots, above), token
+    made, running = compose_slots(memory, memory.cell.w1.weight.split(4, 1), token, slots, above), token
     for i, candidate in enumerate(made):
         share = above[:, i, None]
         running = (1 - share) * token + share * memory.norm(memory.cell(running, slots[:, i]))
         assert_close(candidate, running)
-    assert len(made) == 3 and climb(memory, memory.cell.w1.weight.split(4, 1), token, slots[:, :0], above[:, :0]) == []
+    assert len(made) == 3 and compose_slots(memory, memory.cell.w1.weight.split(4, 1), token, slots[:, :0], above[:, :0]) == []
 
 
 def test_match():

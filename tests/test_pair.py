@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rvnnbook.core import length_mask, simple_tree
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier, surprise, verdict
+from rvnnbook.tasks.classify import Classifier, cross_entropy, predict_labels
 from rvnnbook.tasks.pair import PairClassifier, PairFeatures, pair_features, pair_up
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -171,11 +171,11 @@ def test_it_learns_what_adding_opinions_cannot():
     model = make("lstm", classes=2, layers=1).train()
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
     for _ in range(80):
-        loss = surprise(model(ids, mask).root, labels)
+        loss = cross_entropy(model(ids, mask).root, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert verdict(model(ids, mask).root).tolist() == labels.tolist() and loss < 0.1
+    assert predict_labels(model(ids, mask).root).tolist() == labels.tolist() and loss < 0.1
     with torch.no_grad():
         model.head[0].weight[:, 2 * DIM:] = 0                          # opinions only
     a, b, c, d = model(ids, mask).root[:, 0]

@@ -11,21 +11,21 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders import parent_beam
-from rvnnbook.encoders.beam_tree import BeamTree, one_step, search
+from rvnnbook.encoders.beam_tree import BeamTree, one_step, search_states
 from rvnnbook.encoders.parent_beam import (
     Arena,
-    Lives,
+    PairLifetimes,
     ParentBeam,
-    beside,
-    find,
-    follow_back,
-    in_pairs,
-    lived_scores,
+    gather_adjacent,
+    search_parents,
+    trace_lifetimes,
+    initial_rows,
+    lifetime_scores,
     make_parents,
     parent_search,
     place_step,
     plan_pairs,
-    renew,
+    refresh_pairs,
 )
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.topk import EPSILON
@@ -68,7 +68,7 @@ def answers(encoder, x, mask, seed=0):
 
 def found_in(encoder, sizes, seed, generator=None):
     leaves, mask = batch_of(sizes, seed)
-    return leaves, mask, find(encoder, leaves, mask, generator)
+    return leaves, mask, search_parents(encoder, leaves, mask, generator)
 
 
 # ---- two forms
@@ -107,7 +107,7 @@ def test_a_mixture_is_the_literal_form_in_training_alone(sizes, beam, seed):
 def test_where_the_arena_is_used(monkeypatch):
     "In training with OneSoft it is not."
     used = []
-    monkeypatch.setattr(parent_beam, "find", lambda *given: used.append(given) or find(*given))
+    monkeypatch.setattr(parent_beam, "search_parents", lambda *given: used.append(given) or search_parents(*given))
     x, mask = batch_of([5, 3], 0)
     for soft, train in ((False, False), (False, True), (True, False), (True, True)):
         make(soft=soft).train(train)(x, mask)
@@ -195,12 +195,12 @@ def test_every_place_holds_the_parent_of_its_children(sizes, beam, seed, entries
         arena = Arena(encoder, leaves[mask], room)
         if entries:
             arena.table = torch.zeros(entries, dtype=torch.int64)
-        _, scores, _ = search(in_pairs(arena, mask), mask.sum(1), beam, place_step(encoder, arena, []))
+        _, scores, _ = search_states(initial_rows(arena, mask), mask.sum(1), beam, place_step(encoder, arena, []))
         made = slice(1 + int(mask.sum()), arena.used)
         left, right = arena.states[arena.children[made]].unbind(1)
         assert_close(arena.states[made], encoder.grc(left, right))
         assert_close(arena.scores[made], encoder.scorer[0](arena.states[made]).squeeze(-1))
-        assert_close(scores, search(leaves, mask.sum(1), beam, one_step(encoder))[1])
+        assert_close(scores, search_states(leaves, mask.sum(1), beam, one_step(encoder))[1])
     assert (arena.children[made] > 0).all() and (arena.children[made] < torch.arange(made.start, made.stop)[:, None]).all()
     assert arena.used <= len(arena.states) == 1 + int(mask.sum()) + room
     assert not arena.states[0].any() and not arena.states[arena.used:].any()
@@ -225,14 +225,14 @@ def test_a_known_pair_is_not_composed_again():
 def test_rows_at_the_beginning():
     encoder, (leaves, mask) = make(), batch_of([3, 1, 2], 0)
     with torch.no_grad():
-        rows = in_pairs(Arena(encoder, leaves[mask], 20), mask)
+        rows = initial_rows(Arena(encoder, leaves[mask], 20), mask)
     assert rows.dtype == torch.float64
     assert rows.tolist() == [[[1, 7, 0], [2, 8, 0], [3, 0, 0]], [[4, 0, 0], [0, 0, 0], [0, 0, 0]], [[5, 9, 0], [6, 0, 0], [0, 0, 0]]]
 
 
 def test_neighbours_of_a_place():
     rows = torch.arange(1, 13).view(1, 2, 3, 2)
-    assert beside(rows, torch.tensor([[1, 0, 1]]), torch.tensor([[0, 2, 1]]))[0].tolist() == [
+    assert gather_adjacent(rows, torch.tensor([[1, 0, 1]]), torch.tensor([[0, 2, 1]]))[0].tolist() == [
         [[0, 0], [7, 8], [9, 10]], [[3, 4], [5, 6], [0, 0]], [[7, 8], [9, 10], [11, 12]]]
 
 
@@ -240,9 +240,9 @@ def test_only_the_pairs_beside_a_merge_are_new():
     encoder, (leaves, mask) = make(), batch_of([4], 0)
     with torch.no_grad():
         arena = Arena(encoder, leaves[mask], 9)
-        in_pairs(arena, mask)                                                  # pairs at 5, 6, 7
+        initial_rows(arena, mask)                                              # pairs at 5, 6, 7
         rows = torch.tensor([[[[1, 5, 0], [6, -1, -1], [4, 0, 0]], [[5, -1, -1], [3, 7, 0], [4, 0, 0]]]]).double()
-        after = renew(arena, rows, torch.tensor([[1, 0]]), 3)
+        after = refresh_pairs(arena, rows, torch.tensor([[1, 0]]), 3)
     assert arena.children[8:arena.used].tolist() == [[1, 6], [5, 3], [6, 4]]
     assert after[0].tolist() == [[[1, 8, 3], [6, 10, 3], [4, 0, 0]], [[5, 9, 3], [3, 7, 0], [4, 0, 0]]]
 
@@ -263,7 +263,7 @@ def test_what_is_composed_is_linear():
 def test_lives(sizes, beam, seed, noise):
     "Retold from picks and origins with lists: which pairs ended, since when they were there, and log Z."
     leaves, mask, found = found_in(make(seed, beam, 2.0, noise=noise).train(), sizes, seed, torch.Generator().manual_seed(seed))
-    lives, arena = follow_back(found), found.arena
+    lives, arena = trace_lifetimes(found), found.arena
     known = {tuple(pair): place for place, pair in reversed(list(enumerate(arena.children.tolist()))) if all(pair)}
     start = 1
     for b, n in enumerate(sizes):
@@ -296,7 +296,7 @@ def test_lives(sizes, beam, seed, noise):
 @given(lengths, beams, seeds)
 def test_plan_has_what_survivors_held(sizes, beam, seed):
     leaves, mask, found = found_in(make(seed, beam), sizes, seed)
-    pairs, count = follow_back(found).pairs, int(mask.sum())
+    pairs, count = trace_lifetimes(found).pairs, int(mask.sum())
     plan = plan_pairs(found.arena, pairs, count)
     held = pairs.unique()
     held = held[held > 0]
@@ -313,9 +313,9 @@ def test_slopes_at_the_floor(lead):
     u = torch.tensor([0.0, lead, 1.0, -0.5, 2.0]).double().requires_grad_()
     first, second = u[[0, 1, 4]], u[[2, 4]]                                    # 0 is composed; then 2, made of it and its neighbour
     written = (first.softmax(0)[0] + 2 * EPSILON).log() + (second.softmax(0)[0] + 2 * EPSILON).log()
-    lives = Lives(torch.tensor([[[[0, 1, 2], [0, 3, 5], [0, 4, 0]]]]), torch.tensor([[[[0, 0, 0], [0, 1, 0], [0, 2, 0]]]]),
+    lives = PairLifetimes(torch.tensor([[[[0, 1, 2], [0, 3, 5], [0, 4, 0]]]]), torch.tensor([[[[0, 0, 0], [0, 1, 0], [0, 2, 0]]]]),
                   torch.stack([first.logsumexp(0), second.logsumexp(0), u[3]]).detach()[None, None])
-    found = lived_scores(u, torch.tensor([5, 0, 1, 2, 3, 4]), lives, written.detach()[None, None])
+    found = lifetime_scores(u, torch.tensor([5, 0, 1, 2, 3, 4]), lives, written.detach()[None, None])
     assert_close(found[0, 0], written)
     slopes = [torch.autograd.grad(score.sum(), u)[0] for score in (found, written)]
     assert_close(*slopes, rtol=1e-9, atol=1e-12)
@@ -324,9 +324,9 @@ def test_slopes_at_the_floor(lead):
 
 def test_empty_slots_stay_empty():
     u = torch.zeros(1).double().requires_grad_()
-    lives = Lives(torch.zeros(1, 2, 1, 3).long(), torch.zeros(1, 2, 1, 3).long(), torch.zeros(1, 2, 1).double())
+    lives = PairLifetimes(torch.zeros(1, 2, 1, 3).long(), torch.zeros(1, 2, 1, 3).long(), torch.zeros(1, 2, 1).double())
     scores = torch.tensor([[0.0, -torch.inf]]).double()
-    found = lived_scores(u, torch.tensor([1]), lives, scores)
+    found = lifetime_scores(u, torch.tensor([1]), lives, scores)
     assert torch.equal(found, scores)
     assert not torch.autograd.grad(found.softmax(-1)[0, 0], u)[0].any()
 
@@ -336,7 +336,7 @@ def test_empty_slots_stay_empty():
 def test_replay_drops_what_the_search_dropped():
     encoder, (leaves, mask) = make(4, 4, dropout=0.4).train(), batch_of([9, 5, 1], 4)
     torch.manual_seed(0)
-    found = find(encoder, leaves, mask)
+    found = search_parents(encoder, leaves, mask)
     torch.manual_seed(0)
     roots, scores, _ = parent_search(encoder, leaves, mask)
     there = found.scores > -torch.inf
@@ -364,7 +364,7 @@ def test_dropout_is_for_training():
     x, mask = batch_of([6, 3], 0)
     (_, expected), (_, found) = (answers(encoder.eval(), x, mask) for encoder in both(0, 3, dropout=0.5))
     assert_same(found, expected)
-    assert find(make(dropout=0.5).eval(), x, mask).arena.kept is None is find(make().train(), x, mask).arena.kept
+    assert search_parents(make(dropout=0.5).eval(), x, mask).arena.kept is None is search_parents(make().train(), x, mask).arena.kept
 
 
 # ---- recordings and the door

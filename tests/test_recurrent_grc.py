@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree
 from rvnnbook.encoders.recurrent_grc import STARTS, RecurrentGRC, fold_left, fold_prefixes, read_halves
-from rvnnbook.encoders.rvnn import RvNN, compose_posted
+from rvnnbook.encoders.rvnn import RvNN, compose_by_height
 from rvnnbook.layers.cells import GRC, TreeLSTMCell
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -67,7 +67,7 @@ def test_any_cell_and_the_left_branching_tree(start, make, width):
     leaves, there = torch.nn.functional.pad(x, (0, 0, int(more), 0)), torch.nn.functional.pad(mask, (int(more), 0), value=True)
     trees = torch.tensor([simple_tree("left", n + more) + [0] * (6 - n) for n in lengths])
     inputs = (x, *cell.parameters())
-    folded, composed = fold_left(cell, x, mask, start), compose_posted(leaves, trees, there, cell)
+    folded, composed = fold_left(cell, x, mask, start), compose_by_height(leaves, trees, there, cell)
     assert_close(folded, composed)
     assert_close(slopes(folded, inputs), slopes(composed, inputs))
 

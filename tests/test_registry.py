@@ -15,12 +15,12 @@ import torch
 
 import rvnnbook
 from rvnnbook.data import text
-from rvnnbook.data.batches import Batches, Vocabulary
-from rvnnbook.data.listops import collate, make_split
-from rvnnbook.lab.runs import read
+from rvnnbook.data.batches import BucketLoader, Vocabulary
+from rvnnbook.data.listops import collate_listops, make_split
+from rvnnbook.lab.runs import read_records
 from rvnnbook.lab.train import evaluate_classifier
 from rvnnbook.registry import ENCODERS, create_encoder, list_encoders, read_weights
-from rvnnbook.tasks.classify import trained_classifier
+from rvnnbook.tasks.classify import load_pretrained
 
 PACKAGE = Path(__file__).parents[1] / "rvnnbook"
 FLOORS = {"core": 1, "data": 1, "layers": 2, "encoders": 3, "registry": 4, "tasks": 4, "lab": 5, "show": 5, "cli": 6,
@@ -185,14 +185,14 @@ def test_weights_are_few_and_small():
 def test_weights(path):
     name, _, task = path.stem.partition("-")
     tensors, about = read_weights(name, task)
-    encoder, model = create_encoder(name, weights=task), trained_classifier(name, task)
+    encoder, model = create_encoder(name, weights=task), load_pretrained(name, task)
     assert model.state_dict().keys() == tensors.keys() and not model.training
     for key, tensor in tensors.items():
         assert tensor.isfinite().all() and torch.equal(tensor, tensor.half().float())
         assert torch.equal(model.state_dict()[key], tensor)
     for key, tensor in encoder.state_dict().items():
         assert torch.equal(tensor, tensors[f"encoder.{key}"])
-    assert about["encoder"] == name and about["run"] in [record["id"] for record in read()]
+    assert about["encoder"] == name and about["run"] in [record["id"] for record in read_records()]
     assert "they were made with" in refused(name, weights=task, dim=encoder.dim + 2)
     assert f"no weights 'nothing' for encoder '{name}'" in refused(name, weights="nothing")
 
@@ -212,13 +212,13 @@ def test_damaged_weights_are_refused(tmp_path):
 def asked(task, about):
     "The test that a record of a task tells of, a sample of it, and how it is put into a batch."
     if task.startswith("listops"):
-        return "generated, 200 to 300 tokens", make_split(500, seed=200, length=(200, 300))[:60], collate
+        return "generated, 200 to 300 tokens", make_split(500, seed=200, length=(200, 300))[:60], collate_listops
     treebank = next(Path(__file__).parents[2].glob("shared/data/sst/trees/test.*"), None)
     if treebank is None:
         pytest.skip("the folder shared/data/sst with the published treebank is not beside the checkout")
     sentences = [tree._replace(tokens=tuple(map(str.lower, tree.tokens))) for tree in text.read_trees(treebank)][::2]
     words = Vocabulary(json.loads(about["vocabulary"]), text.UNKNOWN)
-    return "SST-5 test", sentences, partial(text.collate, vocabulary=words, labels=text.GRADES)
+    return "SST-5 test", sentences, partial(text.collate_text, vocabulary=words, labels=text.GRADES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -226,9 +226,9 @@ def test_weights_are_those_of_the_recorded_run(path):
     "A sample of what the record claims, measured again."
     name, _, task = path.stem.partition("-")
     _, about = read_weights(name, task)
-    record, = (record for record in read() if record["id"] == about["run"])
+    record, = (record for record in read_records() if record["id"] == about["run"])
     split, sample, put = asked(task, about)
     claimed = record["metrics"][split]
-    found = evaluate_classifier(trained_classifier(name, task), Batches(sample, 20, put))["accuracy"]
+    found = evaluate_classifier(load_pretrained(name, task), BucketLoader(sample, 20, put))["accuracy"]
     spread = (claimed["accuracy"] * (1 - claimed["accuracy"]) / len(sample)) ** 0.5
     assert abs(found - claimed["accuracy"]) <= 4 * spread + 2 / len(sample)

@@ -10,15 +10,15 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.balanced import RULES, BalancedTree, chunk, compose_levels_literal, level_lengths
+from rvnnbook.encoders.balanced import CHUNK_RULES, BalancedTree, chunk, compose_levels_literal, level_lengths
 from rvnnbook.encoders.crvnn import CRvNN
-from rvnnbook.encoders.rir import INNERS, RIR, Fold, make_inner, recurse
-from rvnnbook.encoders.rvnn import compose_rounds
+from rvnnbook.encoders.rir import INNERS, RIR, LeftFold, make_inner, recurse
+from rvnnbook.encoders.rvnn import compose_by_round
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=20)
 lengths_of = st.lists(st.integers(1, 14), min_size=1, max_size=4)
-arities, rules, seeds, inners = st.integers(2, 9), st.sampled_from(RULES), st.integers(0, 10**6), st.sampled_from(sorted(INNERS))
+arities, rules, seeds, inners = st.integers(2, 9), st.sampled_from(CHUNK_RULES), st.integers(0, 10**6), st.sampled_from(sorted(INNERS))
 every = pytest.mark.parametrize("inner", sorted(INNERS))
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -79,16 +79,16 @@ def test_trees_of_a_fold(lengths, arity, rule, seed):
     encoder, (x, mask) = make("grc", seed, arity=arity, rule=rule, pre=None), batch(lengths, seed)
     out = encoder(x, mask, trace=True)
     leaves = torch.nn.utils.rnn.pad_sequence(leaves_of(encoder, x, mask), batch_first=True)
-    assert_close(compose_rounds(leaves, out.trace["trees"], mask, encoder.inner.grc), out.root)
+    assert_close(compose_by_round(leaves, out.trace["trees"], mask, encoder.inner.grc), out.root)
 
 
 def test_a_fold_by_hand():
     torch.manual_seed(0)
-    fold, (x, mask) = Fold(4).double(), batch([3, 2, 1])
+    fold, (x, mask) = LeftFold(4).double(), batch([3, 2, 1])
     x = x.nan_to_num()
     f = fold.grc
     assert_close(fold(x, mask).root, torch.stack([f(f(x[0, 0], x[0, 1]), x[0, 2]), f(x[1, 0], x[1, 1]), x[2, 0]]))
-    zeros = Fold(4, start="zero").double()
+    zeros = LeftFold(4, start="zero").double()
     zeros.load_state_dict(fold.state_dict())
     nothing = torch.zeros(4).double()
     assert_close(zeros(x, mask).root[1:], torch.stack([f(f(nothing, x[1, 0]), x[1, 1]), f(nothing, x[2, 0])]))
@@ -97,7 +97,7 @@ def test_a_fold_by_hand():
 # ---- the two ends
 
 @every
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHUNK_RULES)
 def test_wide_chunks_are_the_inner_model(inner, rule):
     encoder, (x, mask) = make(inner, arity=9, rule=rule, pre=None), batch([9, 2, 5])
     x.requires_grad_()
@@ -107,7 +107,7 @@ def test_wide_chunks_are_the_inner_model(inner, rule):
     assert_close(slopes(root, (x, *encoder.parameters())), slopes(alone, (x, *encoder.parameters())))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHUNK_RULES)
 def test_pairs_are_the_balanced_binary_tree(rule):
     encoder, tree = make(arity=2, pre=None, rule=rule), BalancedTree(4).double()
     tree.load_state_dict({name.removeprefix("inner."): value for name, value in encoder.state_dict().items()})
@@ -141,7 +141,7 @@ def test_default_inference():
 
 
 @every
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHUNK_RULES)
 @pytest.mark.parametrize("inference", ["nested", "flat"])
 def test_company_and_padding(inner, rule, inference):
     encoder, (x, mask) = make(inner, rule=rule, arity=6, inference=inference), batch([13, 1, 8, 9, 6])

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree, chunk_size, compose_levels_literal, level_lengths
-from rvnnbook.encoders.efficient_beam import EfficientBeam, beam_search, encode
-from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, SharedArena, add_up, align, cut_level, find_or_make, literal_nested, nested_search,
+from rvnnbook.encoders.efficient_beam import EfficientBeam, search_and_replay, encode_with_search
+from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, SharedArena, sum_scores, align, cut_level, find_or_make, literal_nested, nested_search,
                                         score_places, string_it)
 from rvnnbook.encoders.rvnn import compose_tree
 from tests.helpers import DIM, answers, assert_same, batch_of
@@ -94,7 +94,7 @@ def test_strings_are_what_lists_give(sizes, beam, arity, rule, seed):
     with torch.no_grad():
         expected = torch.stack([by_lists(encoder, row[:n]) for row, n in zip(x, sizes)])
         assert_close(encoder(x, mask).root, expected)
-        assert_close(encode(encoder, x, mask, literal_nested).root, expected)
+        assert_close(encode_with_search(encoder, x, mask, literal_nested).root, expected)
 
 
 # ---- special cases
@@ -103,7 +103,7 @@ def test_strings_are_what_lists_give(sizes, beam, arity, rule, seed):
 @pytest.mark.parametrize("form", [literal_nested, nested_search])
 def test_one_chunk_is_the_efficient_beam(train, form):
     encoder, (x, mask) = make(4, 5, 12, train=train, dropout=0.2), batch_of([12, 1, 5, 2], 4)
-    assert_same(answers(encoder, x, mask, form), answers(encoder, x, mask, beam_search))
+    assert_same(answers(encoder, x, mask, form), answers(encoder, x, mask, search_and_replay))
 
 
 def test_flat_inference_is_the_efficient_beam():
@@ -111,9 +111,9 @@ def test_flat_inference_is_the_efficient_beam():
     plain = EfficientBeam(DIM, 5, score_dim=4, hidden=10).double().eval()
     plain.load_state_dict(encoder.state_dict())
     assert_close(encoder(x, mask).root, plain(x, mask).root)
-    assert (encode(encoder, x, mask, nested_search).root - plain(x, mask).root)[0].abs().max() > 1e-3
+    assert (encode_with_search(encoder, x, mask, nested_search).root - plain(x, mask).root)[0].abs().max() > 1e-3
     encoder.train()                                                    # training is always nested
-    again = encode(encoder, x, mask, nested_search, torch.Generator().manual_seed(0)).root
+    again = encode_with_search(encoder, x, mask, nested_search, torch.Generator().manual_seed(0)).root
     assert_close(encoder(x, mask, generator=torch.Generator().manual_seed(0)).root, again)
 
 
@@ -214,7 +214,7 @@ def test_strings_hold_different_combinations(found, arity, seed):
     assert torch.equal(counted, found)
     chunks = cut_level(torch.tensor([len(found)]), arity)
     below, there = string_it(chunks, slots, counted)
-    total = add_up(scores, below, chunks.size)
+    total = sum_scores(scores, below, chunks.size)
     for start, size, taken, alive, sums in zip(chunks.start.tolist(), chunks.size.tolist(), below, there, total):
         parts = found[start:start + size]
         count = min(beam, math.lcm(*parts.tolist()))
@@ -300,7 +300,7 @@ def test_what_is_kept_grows_with_the_length():
             kept[tensor.untyped_storage().data_ptr()] = tensor
             return tensor
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            root = encode(encoder, x.requires_grad_(), mask, form).root
+            root = encode_with_search(encoder, x.requires_grad_(), mask, form).root
         return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) + 0 * float(root.detach().sum())
     literal, arena = size(literal_nested, 90), size(nested_search, 90)
     assert arena < literal / 4 and size(nested_search, 180) < 3 * arena

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab import runs
-from rvnnbook.lab.runs import (FIELDS, LEG, POINTS, RecordError, append, best, changed_modules, check_results, code_hash, code_hashes,
-                               digest, end_to_end, flat, identity, latest, loaded_modules, make_trace, merge, read, read_trace,
+from rvnnbook.lab.runs import (FIELDS, LEG, POINTS, RecordError, append, best_record, changed_modules, check_results, code_hash, code_hashes,
+                               digest, end_to_end, flatten_record, identity, latest, loaded_modules, make_trace, merge_records, read_records, read_trace,
                                over_seeds, results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
                                where, write_csv, write_parquet)
 from tests.records import LEG as A_LEG
@@ -59,9 +59,9 @@ def test_what_is_appended_is_read(tmp_path_factory, several, traced):
     several = [signed({**record, "trace": digest(TRACE, 12)}) if traced else record for record in several]
     for record in several:
         append(record, TRACE if traced else None, folder)
-    assert json.dumps(read("toy", folder)) == json.dumps(several)
+    assert json.dumps(read_records("toy", folder)) == json.dumps(several)
     assert all(read_trace(record, folder) == TRACE for record in several if traced)
-    assert check_results(folder) == [] and read("other", folder) == []
+    assert check_results(folder) == [] and read_records("other", folder) == []
 
 
 @given(st.integers(1, 700), st.integers(0, 50))
@@ -105,7 +105,7 @@ append(record, trace, folder / "results")
 """
     done = python(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    record, = read("toy", tmp_path / "results")
+    record, = read_records("toy", tmp_path / "results")
     assert [(leg["from_step"], leg["to_step"]) for leg in record["legs"]] == [(0, 1), (1, 6)]
     assert record["parameters"] == {"dim": 8} and record["wall_s"] == sum(leg["seconds"] for leg in record["legs"]) > 0
     assert read_trace(record, tmp_path / "results")["curve"]["step"][-1] == 6 and record["peak_memory_mb"] > 50
@@ -294,7 +294,7 @@ def test_damaged_lines_are_named_and_others_still_read(tmp_path):
         found, faults = scan(path)
         assert found == good[:2] and len(faults) == 1 and said in faults[0], faults
         with pytest.raises(RecordError, match=re.escape(faults[0])):
-            read("toy", tmp_path)
+            read_records("toy", tmp_path)
 
 
 def test_a_half_written_line_is_named_and_does_not_spread(tmp_path):
@@ -303,7 +303,7 @@ def test_a_half_written_line_is_named_and_does_not_spread(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"commit": "ab')
     with pytest.raises(RecordError, match="toy.jsonl:2: the line has no end: it was cut off. Remedy: delete it"):
-        read("toy", tmp_path)
+        read_records("toy", tmp_path)
     append(two, folder=tmp_path)
     found, faults = scan(path)
     assert found == [one, two] and len(faults) == 1 and faults[0].startswith("toy.jsonl:2: not a whole JSON line")
@@ -316,7 +316,7 @@ def test_a_record_is_added_once_and_counts_once(tmp_path):
         append(make(), folder=tmp_path)
     assert path.read_bytes() == before
     path.write_bytes(2 * before)                                 # as a merge may leave it
-    assert read("toy", tmp_path) == [make()] and check_results(tmp_path) == []
+    assert read_records("toy", tmp_path) == [make()] and check_results(tmp_path) == []
 
 
 def test_a_run_that_had_nothing_left_to_do_is_no_second_run(tmp_path):
@@ -331,7 +331,7 @@ def test_a_run_that_had_nothing_left_to_do_is_no_second_run(tmp_path):
     untrained = [make(legs=[], recorded=when) for when in ("2026-03-01T12:00:00Z", "2026-03-01T12:00:01Z")]
     for record in (measured_anew, other_code, *untrained):       # a benchmark without sittings is a measurement every time
         append(record, folder=tmp_path)
-    assert len(read("toy", tmp_path)) == 5
+    assert len(read_records("toy", tmp_path)) == 5
 
 
 def files_of(folder):
@@ -362,7 +362,7 @@ def test_concurrent_appends_keep_every_line_whole(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path, str(writer)], cwd=ROOT, env=env) for writer in range(4)]
     assert [writer.wait() for writer in writers] == [0] * 4
-    assert sorted(record["seed"] for record in read("toy", tmp_path)) == sorted(1000 * w + n for w in range(4) for n in range(40))
+    assert sorted(record["seed"] for record in read_records("toy", tmp_path)) == sorted(1000 * w + n for w in range(4) for n in range(40))
 
 
 def test_a_killed_writer_leaves_whole_lines(tmp_path):
@@ -375,7 +375,7 @@ def test_a_killed_writer_leaves_whole_lines(tmp_path):
         assert writer.poll() is None
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    seeds = [record["seed"] for record in read("toy", tmp_path)]
+    seeds = [record["seed"] for record in read_records("toy", tmp_path)]
     assert len(seeds) >= 10 and seeds == list(range(len(seeds)))
 
 
@@ -513,7 +513,7 @@ def test_select_latest_best():
     later = make(seed=1, recorded="2026-02-01T12:00:00Z", metrics={"test": {"accuracy": 0.125}})
     wide = make(seed=1, parameters={"dim": 16}, metrics={"other": {"accuracy": 1}})
     assert latest([*runs, wide, later]) == [runs[0], runs[2], wide, later]
-    assert best(runs, "test") == runs[1] == best(runs, "test", "surprise", min) and best([wide], "test") is None and best([], "test") is None
+    assert best_record(runs, "test") == runs[1] == best_record(runs, "test", "surprise", min) and best_record([wide], "test") is None and best_record([], "test") is None
     assert select([*runs, wide], dim=16) == [wide] and select([*runs, wide], seed=1, dim=8) == [runs[1]] and select(runs, nothing=1) == []
     assert telling([*runs, wide]) == ["encoder", "dim", "rate", "balanced"] and telling(runs) == ["encoder"]
 
@@ -579,7 +579,7 @@ def test_two_branches_that_add_records_merge_into_a_valid_file(tmp_path):
     git(tmp_path, "switch", "left")
     add("left", [5])
     git(tmp_path, "merge", "right", "-m", "merge")
-    assert sorted(record["seed"] for record in read("toy", folder)) == list(range(6)) and check_results(folder) == []
+    assert sorted(record["seed"] for record in read_records("toy", folder)) == list(range(6)) and check_results(folder) == []
 
 
 # ---- several machines
@@ -610,14 +610,14 @@ def test_a_merge_is_the_union_whatever_the_order(tmp_path_factory, shares, data)
     home, added = top / "home", []
     while order:
         count = data.draw(st.integers(1, len(order)))
-        added += merge(order[:count], home).added
+        added += merge_records(order[:count], home).added
         order = order[count:]
     expected = {i for share in shares for i in share}
     assert lines_of(home) == sorted({line for folder in sent for line in lines_of(folder)})
     assert sorted(record["id"] for record in added) == sorted(POOL[i]["id"] for i in expected)
     assert check_results(home) == []
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
-    assert merge(sent, home) == ([], [], [])
+    assert merge_records(sent, home) == ([], [], [])
     assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
 
@@ -629,13 +629,13 @@ def test_what_cannot_be_believed_is_not_merged(tmp_path):
     with open(away / "toy.jsonl", "a") as file:
         file.write(json.dumps(make(seed=5)).replace('"accuracy": 0.75', '"accuracy": 0.85') + "\n")
         file.write(json.dumps(make(seed=6))[:-40])
-    merged = merge([away], tmp_path / "home")
-    assert merged.added == [plain] == read("toy", tmp_path / "home") and check_results(tmp_path / "home") == []
+    merged = merge_records([away], tmp_path / "home")
+    assert merged.added == [plain] == read_records("toy", tmp_path / "home") and check_results(tmp_path / "home") == []
     said = "\n".join(merged.refused)
     assert len(merged.refused) == 5 and all(text in said for text in (
         "is not the trace that was recorded", "is missing", "a smoke run is no result", "changed after it was written", "cut off"))
     with pytest.raises(RecordError, match="there are no records in"):
-        merge([tmp_path / "nothing"], tmp_path / "home")
+        merge_records([tmp_path / "nothing"], tmp_path / "home")
 
 
 def test_a_merge_mends_a_lost_trace_and_tells_of_other_numbers(tmp_path):
@@ -644,11 +644,11 @@ def test_a_merge_mends_a_lost_trace_and_tells_of_other_numbers(tmp_path):
     machine(tmp_path / "away" / "nbs" / "results", [traced, make(seed=2)])
     trace_path(traced, home).write_text("{}")
     machine(home, [make(seed=2, recorded="2026-03-01T00:00:00Z")])
-    merged = merge([tmp_path / "away"], home)                          # a clone
+    merged = merge_records([tmp_path / "away"], home)                  # a clone
     assert merged.added == [make(seed=2)] and not merged.refused and not merged.conflicts, "the same numbers, twice"
     assert read_trace(traced, home) == TRACE
     other = machine(tmp_path / "third", [make(seed=2, metrics={"test": {"accuracy": 0.5}})])
-    told, = merge([other], home).conflicts
+    told, = merge_records([other], home).conflicts
     assert "a run with seed 2 has 2 different results" in told and make(seed=2)["id"] in told
 
 
@@ -687,13 +687,13 @@ def test_what_was_judged_is_not_judged_again_and_hashed_once(tmp_path, monkeypat
             calls[name] += 1
             return plain(*given)
         monkeypatch.setattr(runs, name, counted)
-    table = results_table(read("toy", folder))
+    table = results_table(read_records("toy", folder))
     assert calls == {"validate": 500, "_file_hash": 3} and len(table.splitlines()) == 502
     append(make(seed=500, modules=modules[0]), folder=folder)
     calls.update(validate=0)
-    assert read("toy", folder) == [*records, make(seed=500, modules=modules[0])] and calls["validate"] == 1
+    assert read_records("toy", folder) == [*records, make(seed=500, modules=modules[0])] and calls["validate"] == 1
     calls.update(validate=0)
-    assert read("toy", folder)[:500] == records and calls["validate"] == 0
+    assert read_records("toy", folder)[:500] == records and calls["validate"] == 0
     assert check_results(folder) == [] and calls["validate"] == 501, "a check looks at all"
 
 
@@ -702,20 +702,20 @@ def test_a_line_changed_after_it_was_judged_is_refused(tmp_path, place, monkeypa
     folder = clone(tmp_path)
     path = folder / "toy.jsonl"
     path.write_bytes(b"".join(json.dumps(make(seed=seed)).encode() + b"\n" for seed in range(300)))
-    assert len(read("toy", folder)) == 300 == len(read("toy", folder))
+    assert len(read_records("toy", folder)) == 300 == len(read_records("toy", folder))
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:place], lines[place].replace('"accuracy": 0.75', '"accuracy": 0.85'), *lines[place + 1:]]))
     for _ in range(2):
         with pytest.raises(RecordError, match=f"toy.jsonl:{place + 1}: id is"):
-            read("toy", folder)
+            read_records("toy", folder)
     path.write_text("".join(lines))
-    assert len(read("toy", folder)) == 300
+    assert len(read_records("toy", folder)) == 300
     note = tmp_path / "build" / "judged" / "toy.jsonl"
     for damage in ("", "[]", "[10, 3]", json.dumps([10**9, "0" * 32]), "{"):
         note.write_text(damage)
-        assert len(read("toy", folder)) == 300
+        assert len(read_records("toy", folder)) == 300
     path.write_text("".join(lines[:10]))                         # shorter than what was judged
-    assert len(read("toy", folder)) == 10
+    assert len(read_records("toy", folder)) == 10
 
 
 # ---- filters and exports
@@ -772,7 +772,7 @@ def test_parquet_says_what_the_records_say(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed. Remedy: pip install 'rvnnbook[export]'")
     write_parquet(MIXED, tmp_path / "runs.parquet")
     found = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
-    expected = flat(MIXED)
+    expected = flatten_record(MIXED)
     for row in expected:                                         # words and numbers in one column are words
         row["parameters: dim"] = str(row["parameters: dim"])
     assert found == expected

@@ -13,8 +13,8 @@ from rvnnbook.core import simple_tree, tree_from_steps
 from rvnnbook.encoders.rvnn import (
     RvNN,
     compose_existence,
-    compose_posted,
-    compose_rounds,
+    compose_by_height,
+    compose_by_round,
     compose_tree,
     nearest_left,
     recursive_update,
@@ -49,8 +49,8 @@ def folded(rows, kind, seed):
     leaves = torch.randn(*mask.shape, cell.state_dim, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(len(rows), cell.state_dim, dtype=torch.float64)
     by_tree = torch.stack([compose_tree(played(row)[1], list(leaf.unbind()), cell) for row, leaf in zip(rows, leaves)])
-    ways = {"tree": by_tree, "rounds": compose_rounds(leaves, trees, mask, cell),
-            "posted": compose_posted(leaves, trees, mask, cell), "existence": compose_existence(leaves, trees, mask, cell)[0]}
+    ways = {"tree": by_tree, "rounds": compose_by_round(leaves, trees, mask, cell),
+            "posted": compose_by_height(leaves, trees, mask, cell), "existence": compose_existence(leaves, trees, mask, cell)[0]}
     inputs = [leaves, *cell.parameters()]
     return ways, {way: torch.autograd.grad((root * weights).sum(), inputs, allow_unused=True, materialize_grads=True)
                   for way, root in ways.items()}, mask
@@ -84,7 +84,7 @@ def test_order_of_leaves(rows):
     trees, mask = boxed(rows)
     leaves = torch.stack([torch.arange(mask.shape[1]).expand(mask.shape), torch.ones(mask.shape)], -1).double()
     join = lambda left, right: torch.stack([left[:, 0] * 16 ** right[:, 1] + right[:, 0], left[:, 1] + right[:, 1]], -1)
-    for compose in (compose_rounds, compose_posted):
+    for compose in (compose_by_round, compose_by_height):
         for (number, count), row in zip(compose(leaves, trees, mask, join).tolist(), rows):
             assert int(count) == len(row) and int(number) == sum(i * 16 ** (len(row) - 1 - i) for i in range(len(row)))
 
@@ -120,7 +120,7 @@ def test_slopes(kind):
     names, values = zip(*cell.named_parameters())
 
     def root(leaves, *values):
-        return compose_posted(leaves, trees, mask, lambda l, r: torch.func.functional_call(cell, dict(zip(names, values)), (l, r)))
+        return compose_by_height(leaves, trees, mask, lambda l, r: torch.func.functional_call(cell, dict(zip(names, values)), (l, r)))
     assert torch.autograd.gradcheck(root, (leaves, *values))
 
 
@@ -254,19 +254,19 @@ def numbers_moved(compose, steps):
 
 @pytest.mark.parametrize("shape", ["left", "right", "balanced"])
 def test_posting_moves_each_state_once(shape):
-    cost = {n: numbers_moved(compose_posted, simple_tree(shape, n)).states for n in (128, 256)}
+    cost = {n: numbers_moved(compose_by_height, simple_tree(shape, n)).states for n in (128, 256)}
     assert cost[256] < 2.5 * cost[128]
 
 
 @pytest.mark.parametrize("shape", ["left", "right"])
 def test_the_box_is_moved_every_round(shape):
     "So the counting above would notice."
-    cost = {n: numbers_moved(compose_rounds, simple_tree(shape, n)).states for n in (128, 256)}
+    cost = {n: numbers_moved(compose_by_round, simple_tree(shape, n)).states for n in (128, 256)}
     assert cost[256] > 3 * cost[128]
 
 
 def test_bookkeeping_grows_as_the_states_do():
-    cost = {n: numbers_moved(compose_posted, simple_tree("left", n)).bookkeeping for n in (128, 256)}
+    cost = {n: numbers_moved(compose_by_height, simple_tree("left", n)).bookkeeping for n in (128, 256)}
     assert cost[256] < 2.5 * cost[128]
 
 
@@ -297,6 +297,6 @@ def test_cost_does_not_follow_the_number_of_a_round():
         calls.append(len(left))
         return left + right
     trees, mask, leaves = torch.tensor([[10**9, 0]]), torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, 3)
-    for compose in (compose_rounds, compose_posted, lambda *a: compose_existence(*a)[0]):
+    for compose in (compose_by_round, compose_by_height, lambda *a: compose_existence(*a)[0]):
         assert compose(leaves, trees, mask, cell).tolist() == [[2, 2, 2]]
     assert calls == [1, 1, 1]

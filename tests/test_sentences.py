@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rvnnbook.core import steps_from_tree, tree_from_steps
 from rvnnbook.data.batches import Vocabulary
 from rvnnbook.data.text import UNKNOWN
-from rvnnbook.lab.runs import read
+from rvnnbook.lab.runs import read_records
 from rvnnbook.registry import read_weights
 from rvnnbook.show.sentences import DEGREES, NEGATIONS, likeness, random_tree, sisters, stop_apart
 from rvnnbook.show.trees import bracket_string, inner_spans
-from rvnnbook.tasks.classify import trained_classifier
+from rvnnbook.tasks.classify import load_pretrained
 
 quick = settings(deadline=None, max_examples=60)
 WORDS = (*NEGATIONS, *DEGREES, "film", "good", ".")
@@ -87,6 +87,6 @@ def test_every_order_of_joining_is_as_likely():
 def test_the_weights_come_with_their_words_and_from_a_record(encoder, model):
     _, about = read_weights(encoder, "sst5")
     words = Vocabulary(json.loads(about["vocabulary"]), UNKNOWN)
-    assert len(words) == len(trained_classifier(encoder, "sst5").embedding.weight) and words.unknown == words.tokens[0]
-    record, = (record for record in read("sentiment") if record["id"] == about["run"])
+    assert len(words) == len(load_pretrained(encoder, "sst5").embedding.weight) and words.unknown == words.tokens[0]
+    record, = (record for record in read_records("sentiment") if record["id"] == about["run"])
     assert record["parameters"]["model"] == model and record["finished"]

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask
-from rvnnbook.data.algorithms import END, START, collate, make_sorting, make_traversal, number_vocabulary, sorting
-from rvnnbook.data.batches import Batches, share
+from rvnnbook.data.algorithms import END, START, collate_algorithms, make_sorting, make_traversal, number_vocabulary, sorting
+from rvnnbook.data.batches import BucketLoader, shard_batch
 from rvnnbook.encoders.self_iru import IRU
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
@@ -23,13 +23,13 @@ from rvnnbook.tasks.seq2seq import (
     Seq2Seq,
     answer,
     attention_weights,
-    beam_search,
+    search_answers,
     evaluate_seq2seq,
     exact,
     seq2seq_loss,
     shifted,
     take_rows,
-    word_nats,
+    token_nll,
 )
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -38,7 +38,7 @@ DIM, WORDS = 8, number_vocabulary(5)
 UNITS = {"lstm": lambda: None, "two_lstms": lambda: nn.LSTM(DIM, DIM, 2, batch_first=True),
          "gru": lambda: nn.GRU(DIM, DIM, batch_first=True), "linear": lambda: IRU(DIM, 2), "self_iru": lambda: IRU(DIM, 1, "lstm")}
 units = pytest.mark.parametrize("unit", UNITS)
-deck = partial(collate, vocabulary=WORDS)
+deck = partial(collate_algorithms, vocabulary=WORDS)
 LISTS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=5), min_size=1, max_size=4)
 
 
@@ -75,7 +75,7 @@ def test_slopes_of_attention_and_surprise():
     mask = length_mask(torch.tensor([3, 1]))
     queries, keys = random(2, 2, 3).requires_grad_(), random(2, 3, 3, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda q, k: attention_weights(q, k, mask), (queries, keys))
-    assert torch.autograd.gradcheck(lambda s: word_nats(s, torch.tensor([[2, 0, 1], [1, 1, 1]]), mask), keys)
+    assert torch.autograd.gradcheck(lambda s: token_nll(s, torch.tensor([[2, 0, 1], [1, 1, 1]]), mask), keys)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 99))
@@ -84,7 +84,7 @@ def test_surprise_word_by_word(lengths, seed):
     mask = length_mask(torch.tensor(lengths))
     scores = random(*mask.shape, 5, seed=seed)
     targets = torch.randint(5, mask.shape, generator=torch.Generator().manual_seed(seed))
-    nats = word_nats(scores, targets, mask)
+    nats = token_nll(scores, targets, mask)
     for b, m in product(range(len(lengths)), range(mask.shape[1])):
         norm = math.log(sum(math.exp(score) for score in scores[b, m].tolist()))
         assert_close(float(nats[b, m]), norm - float(scores[b, m, targets[b, m]]) if mask[b, m] else 0.0)
@@ -92,7 +92,7 @@ def test_surprise_word_by_word(lengths, seed):
 @pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 4), (2, 4)), ((2, 3, 4), (2, 3), (2, 4)), ((2, 3, 4), (3, 3), (3, 3))])
 def test_shapes_that_do_not_fit(shapes):
     with pytest.raises(ValueError, match="do not fit"):
-        word_nats(torch.zeros(shapes[0]), torch.zeros(shapes[1]).long(), torch.ones(shapes[2]) > 0)
+        token_nll(torch.zeros(shapes[0]), torch.zeros(shapes[1]).long(), torch.ones(shapes[2]) > 0)
 
 
 # ---- one pass
@@ -118,7 +118,7 @@ def by_the_word(model, ids, words):
 def test_one_pass_is_the_loop(unit, lists, seed):
     model, batch = model_of(unit, seed=seed), deck([sorting(numbers) for numbers in lists])
     weights = list(model.parameters())
-    nats = word_nats(model(*batch[:3]).states, batch.targets, batch.target_mask)
+    nats = token_nll(model(*batch[:3]).states, batch.targets, batch.target_mask)
     loops = [-by_the_word(model, ids[mask], words[has].tolist()) for ids, mask, words, has in zip(*batch)]
     for row, loop in zip(nats, loops):
         assert_close(row[:len(loop)], loop, rtol=0, atol=1e-12)
@@ -139,7 +139,7 @@ def test_padding_and_company_change_nothing(encoder):
     wide[0] = torch.where(wide[1], wide[0], torch.randint(len(WORDS), wide[0].shape))
     wide[2] = torch.where(wide[3], wide[2], torch.randint(len(WORDS), wide[2].shape))
     more = model(*wide[:3]).states[:, :scores.shape[1]]
-    assert_close(word_nats(more, batch.targets, batch.target_mask), word_nats(scores, batch.targets, batch.target_mask),
+    assert_close(token_nll(more, batch.targets, batch.target_mask), token_nll(scores, batch.targets, batch.target_mask),
                  rtol=0, atol=1e-9)
     for row, (ids, mask, words, has) in enumerate(zip(*batch)):
         alone = model(ids[mask][None], mask[mask][None], words[has][None]).states[0]
@@ -212,7 +212,7 @@ class Language:
 
     def search(self, rows, beam, longest, penalty=0.0):
         self.begin = torch.arange(rows).repeat_interleave(beam)[:, None]
-        return beam_search(self.step, rows, beam, longest, penalty)
+        return search_answers(self.step, rows, beam, longest, penalty)
 
     def score(self, row, words):
         return sum(float(self.logs(row, [START, *words[:i]])[word]) for i, word in enumerate(words))
@@ -347,7 +347,7 @@ def test_exact_is_the_same_list(pairs, more, still):
 def test_evaluation_is_what_it_says():
     model, examples = model_of(scale=4.0).train(), make_sorting((9, 0, 0), length=2, largest=3).train
     examples += make_traversal((14, 0, 0), levels=3, largest=5).train
-    found = evaluate_seq2seq(model, Batches(examples, 23, deck), longest=7)
+    found = evaluate_seq2seq(model, BucketLoader(examples, 23, deck), longest=7)
     assert not model.training and all(weight.grad is None for weight in model.parameters())
     nats, words, right = 0.0, 0, []
     for one in examples:
@@ -357,7 +357,7 @@ def test_evaluation_is_what_it_says():
     assert found["surprise"] == pytest.approx(nats / words) and found["perplexity"] == pytest.approx(math.exp(nats / words))
     assert found["exact_match"] == sum(right) / len(right)
     for size in (1, 4):
-        assert evaluate_seq2seq(model, Batches(examples, size, deck, seed=0), 7) == pytest.approx(found)
+        assert evaluate_seq2seq(model, BucketLoader(examples, size, deck, seed=0), 7) == pytest.approx(found)
 
 
 def test_dropout_is_there_in_training_alone():
@@ -370,7 +370,7 @@ def test_dropout_is_there_in_training_alone():
 
 def test_processes_share_a_loss():
     model, batch = model_of(), deck([sorting(numbers) for numbers in ([3, 1], [2, 4, 5], [1], [5, 1, 1, 2], [4, 3])])
-    shares = [share(batch, rank, 2) for rank in range(2)]
+    shares = [shard_batch(batch, rank, 2) for rank in range(2)]
     parts = sum(seq2seq_loss(model, part) * len(part.ids) / 5 for part in shares)
     assert_close(parts, seq2seq_loss(model, batch))
 
@@ -378,10 +378,10 @@ def test_processes_share_a_loss():
 def test_it_learns_to_sort():
     torch.manual_seed(0)
     parts, words = make_sorting((450, 80, 80), length=3, largest=9), number_vocabulary(9)
-    rows = partial(collate, vocabulary=words)
+    rows = partial(collate_algorithms, vocabulary=words)
     model = Seq2Seq(create_encoder("bilstm", dim=32), len(words))
-    judge = partial(evaluate_seq2seq, dealt=Batches(parts.validation, 80, rows), longest=4)
-    outcome = train(model, Batches(parts.train, 32, rows, seed=0), judge, loss=seq2seq_loss, learning_rate=2e-2,
+    judge = partial(evaluate_seq2seq, dealt=BucketLoader(parts.validation, 80, rows), longest=4)
+    outcome = train(model, BucketLoader(parts.train, 32, rows, seed=0), judge, loss=seq2seq_loss, learning_rate=2e-2,
                     steps=190, check_every=95, patience=None, progress=False)
     assert outcome.best["exact_match"] > .5 and outcome.best["surprise"] < .5
-    assert evaluate_seq2seq(model, Batches(parts.test, 80, rows), 4)["exact_match"] > .4
+    assert evaluate_seq2seq(model, BucketLoader(parts.test, 80, rows), 4)["exact_match"] > .4

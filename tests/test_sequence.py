@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from rvnnbook.core import Encoding
-from rvnnbook.data.batches import Batches, share
-from rvnnbook.data.music import PUBLISHED, Batch, collate, make_music, parse_music
+from rvnnbook.core import EncoderOutput
+from rvnnbook.data.batches import BucketLoader, shard_batch
+from rvnnbook.data.music import PUBLISHED, MusicBatch, collate_music, make_music, parse_music
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.sequence import KeyByKey, NextSet, evaluate_sequences, fit_key_by_key, future_gap, sequence_loss, surprises
+from rvnnbook.tasks.sequence import KeyByKey, NextSet, evaluate_sequences, fit_key_by_key, future_gap, sequence_loss, sequence_nll
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "polymusic"
@@ -32,7 +32,7 @@ def made(lengths, keys=5, seed=0, silent=.3):
     rolls = nn.utils.rnn.pad_sequence([piece.double() for piece in pieces], batch_first=True)
     mask = torch.arange(rolls.shape[1]) < torch.tensor(lengths)[:, None]
     scores = torch.where(mask[..., None], 3 * torch.randn(rolls.shape, generator=gen, dtype=torch.float64), math.nan)
-    return pieces, Batch(rolls, mask), scores
+    return pieces, MusicBatch(rolls, mask), scores
 
 
 def literal(scores, piece):
@@ -55,7 +55,7 @@ class Given(nn.Module):
 
     def forward(self, rolls, mask):
         self.saw_gradients = torch.is_grad_enabled()
-        return Encoding(root=rolls.sum(1), states=self.scores[:len(rolls), :rolls.shape[1]])
+        return EncoderOutput(root=rolls.sum(1), states=self.scores[:len(rolls), :rolls.shape[1]])
 
 
 def lstm(dim=6, keys=5, seed=0, **options):
@@ -69,7 +69,7 @@ def lstm(dim=6, keys=5, seed=0, **options):
 @few
 def test_surprise_is_a_double_loop(lengths, keys, seed):
     pieces, batch, scores = made(lengths, keys, seed)
-    found = surprises(scores, *batch)
+    found = sequence_nll(scores, *batch)
     assert found.shape == (len(lengths), max(lengths) - 1)
     for row, own, piece in zip(found, scores, pieces, strict=True):
         assert_close(row[:len(piece) - 1], torch.tensor(literal(own, piece), dtype=torch.float64))
@@ -78,8 +78,8 @@ def test_surprise_is_a_double_loop(lengths, keys, seed):
 
 def test_surprise_of_what_was_thought_impossible_is_finite():
     rolls, mask = torch.ones(1, 2, 3), torch.ones(1, 2, dtype=torch.bool)
-    assert_close(surprises(torch.full((1, 2, 3), -200.), rolls, mask), torch.tensor([[600.]]))
-    assert surprises(torch.full((1, 2, 3), 200.), rolls, mask).item() == 0
+    assert_close(sequence_nll(torch.full((1, 2, 3), -200.), rolls, mask), torch.tensor([[600.]]))
+    assert sequence_nll(torch.full((1, 2, 3), 200.), rolls, mask).item() == 0
 
 
 @given(LENGTHS, st.integers(0, 99), st.integers(0, 3))
@@ -89,15 +89,15 @@ def test_padding_adds_nothing(lengths, seed, extra):
     wide = [nn.functional.pad(part, (0, 0, 0, extra), value=value) for part, value in ((scores, math.nan), (batch.rolls, 7.))]
     wide = [part.requires_grad_(place == 0) for place, part in enumerate(wide)]
     mask = nn.functional.pad(batch.mask, (0, extra))
-    nats = surprises(*wide, mask)
-    assert_close(nats.sum(1), surprises(scores, *batch).sum(1))
+    nats = sequence_nll(*wide, mask)
+    assert_close(nats.sum(1), sequence_nll(scores, *batch).sum(1))
     assert torch.isfinite(nats).all() and nats.shape[1] == mask.shape[1] - 1
 
 
 @pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 3, 5), (2, 3)), ((2, 4, 4), (2, 3, 4), (2, 3)), ((2, 3, 4), (2, 3, 4), (2, 4)), ((3, 4), (3, 4), (3,))])
 def test_shapes_that_do_not_fit(shapes):
     with pytest.raises(ValueError, match=r"scores and rolls have one shape \(B, T, K\)"):
-        surprises(torch.zeros(shapes[0]), torch.zeros(shapes[1]), torch.ones(shapes[2]) > 0)
+        sequence_nll(torch.zeros(shapes[0]), torch.zeros(shapes[1]), torch.ones(shapes[2]) > 0)
 
 
 # ---- the averages
@@ -115,9 +115,9 @@ def test_averages(lengths, seed):
 
 def test_averages_do_not_depend_on_batches():
     music, model = make_music((11, 1, 1), longest=12, shortest=1).train, lstm(keys=88).float()
-    whole = evaluate_sequences(model, Batches(music, 11, collate))
+    whole = evaluate_sequences(model, BucketLoader(music, 11, collate_music))
     for size in (1, 3):
-        assert evaluate_sequences(model, Batches(music, size, collate, seed=0, length=len)) == pytest.approx(whole, rel=1e-5)
+        assert evaluate_sequences(model, BucketLoader(music, size, collate_music, seed=0, length=len)) == pytest.approx(whole, rel=1e-5)
     assert abs(whole["surprise"] - whole["surprise_by_piece"]) > 1e-4
 
 
@@ -154,7 +154,7 @@ def test_odds_are_counted(by_last, by_key):
 
 def test_no_other_table_is_less_surprised():
     music = make_music((100, 1, 1), longest=20).train
-    dealt = list(Batches(music, 100, collate))
+    dealt = list(BucketLoader(music, 100, collate_music))
     scores = {}
     for flags in ((False, False), (False, True), (True, False), (True, True)):
         model = fit_key_by_key(music, *flags)
@@ -180,7 +180,7 @@ def test_key_by_key_looks_at_the_last_step_only(lengths, seed):
 def test_causality_by_gradients(options):
     model, batch = lstm(**options), made([5, 3], silent=0)[1]
     rolls = batch.rolls.clone().requires_grad_()
-    nats = surprises(model(rolls, batch.mask).states, rolls, batch.mask)
+    nats = sequence_nll(model(rolls, batch.mask).states, rolls, batch.mask)
     for b, t in batch.mask[:, 1:].nonzero().tolist():
         grad, = torch.autograd.grad(nats[b, t], rolls, retain_graph=True)
         assert not grad[1 - b].any() and not grad[b, t + 2:].any()                # no other piece, nothing later
@@ -223,7 +223,7 @@ def test_a_little_of_the_future_is_noticed():
             self.dim, self.share = dim, share
 
         def forward(self, x, mask, **_):
-            return Encoding(root=x[:, 0], states=x + self.share * x.roll(-1, 1))
+            return EncoderOutput(root=x[:, 0], states=x + self.share * x.roll(-1, 1))
     with pytest.raises(ValueError, match="Peek looks ahead"):
         NextSet(Peek(4, 1e-3))
     assert NextSet(Peek(4, 0)).in_proj.weight.shape == (4, 88)
@@ -237,22 +237,22 @@ class Noted(nn.Module):
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False):
         self.generator = generator
-        return Encoding(root=x[:, 0], states=x, loss=torch.tensor(3.))
+        return EncoderOutput(root=x[:, 0], states=x, loss=torch.tensor(3.))
 
 
 def test_what_the_encoder_adds_and_is_given():
     model, batch, gen = NextSet(Noted(), 5).double(), made([4, 3])[1], torch.Generator()
-    nats = surprises(model(*batch, generator=gen).states, *batch)
+    nats = sequence_nll(model(*batch, generator=gen).states, *batch)
     assert model.encoder.generator is gen
     assert_close(sequence_loss(model, batch), nats.sum(1).mean() + 3)
 
 
 def test_the_loss_of_shares_is_the_loss_of_the_whole():
     model, batch = lstm(), made([7, 2, 1, 5, 4])[1]
-    parts = [share(batch, rank, 3) for rank in range(3)]
+    parts = [shard_batch(batch, rank, 3) for rank in range(3)]
     weighted = sum(sequence_loss(model, part) * len(part.rolls) for part in parts) / 5
     assert_close(weighted, sequence_loss(model, batch))
-    nats = surprises(model(*batch).states, *batch)
+    nats = sequence_nll(model(*batch).states, *batch)
     assert_close(sequence_loss(model, batch), nats.sum() / 5)
 
 
@@ -260,9 +260,9 @@ def test_the_training_loop_takes_it():
     music = make_music((64, 16, 1), longest=12)
     torch.manual_seed(0)
     model = NextSet(create_encoder("lstm", dim=16))
-    def judge(model): return evaluate_sequences(model, Batches(music.validation, 16, collate))
+    def judge(model): return evaluate_sequences(model, BucketLoader(music.validation, 16, collate_music))
     before = judge(model)["surprise"]
-    out = train(model, Batches(music.train, 16, collate, seed=0, length=len), judge, loss=sequence_loss, steps=20,
+    out = train(model, BucketLoader(music.train, 16, collate_music, seed=0, length=len), judge, loss=sequence_loss, steps=20,
                 optimizer="adamw", learning_rate=2e-2, progress=False)
     assert judge(model)["surprise"] == pytest.approx(min(row["surprise"] for row in out.history)) and judge(model)["surprise"] < before / 3
 
@@ -277,11 +277,11 @@ def test_key_frequencies_on_the_chorales():
     model = fit_key_by_key(music.train, by_last=False)
     q = np.array(PUBLISHED["jsb"].keys) / PUBLISHED["jsb"].steps
     entropy = -sum(p * math.log(p) + (1 - p) * math.log(1 - p) for p in q if p > 0)
-    on_train = evaluate_sequences(model, Batches(music.train, 32, collate, length=len))["surprise"]
+    on_train = evaluate_sequences(model, BucketLoader(music.train, 32, collate_music, length=len))["surprise"]
     assert on_train == pytest.approx(entropy, rel=.01)                   # all but the first steps
     with np.load(io.BytesIO(lzma.decompress((SHARED / "JSB_Chorales.npz.xz").read_bytes())), allow_pickle=False) as bits:
         frames, offsets = np.unpackbits(bits["testdata_packed"], axis=1).astype(float), bits["testdata_offsets"]
     p, later = model.odds[0].sigmoid().double().numpy(), np.delete(frames, offsets[:-1], axis=0)
     nats = -(later * np.log(p) + (1 - later) * np.log1p(-p)).sum(1)
-    found = evaluate_sequences(model, Batches(music.test, 16, collate, length=len))["surprise"]
+    found = evaluate_sequences(model, BucketLoader(music.test, 16, collate_music, length=len))["surprise"]
     assert found == pytest.approx(nats.mean(), rel=1e-4) and 10 < found < 12

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
-from rvnnbook.lab.runs import identity, latest, read
-from rvnnbook.lab.sweep import (SITTING, Order, SweepError, Task, Work, ask_runs_to_stop, attempt, check_settings, check_tasks, command_of, holder, make_plan,
-                                note, outcome, progress, read_journal, read_sweep_text, recorded, rows, sign, states, try_lock)
+from rvnnbook.lab.runs import identity, latest, read_records
+from rvnnbook.lab.sweep import (SITTING, Order, SweepError, SweepTask, Work, ask_runs_to_stop, attempt_run, check_sweep_settings, check_tasks, command_of, holder, make_plan,
+                                note, outcome, sweep_progress, read_journal, read_sweep_text, recorded_runs, rows, sign, states, try_lock)
 
 ROOT = Path(__file__).resolve().parents[1]
 # A run without PyTorch: it counts to `steps` in a file, goes on from there, and leaves a record whose number depends on every step.
@@ -115,7 +115,7 @@ def files(folder):
 def results(clone):
     "Metrics by identity; an error if a run has two records."
     found = {}
-    for record in read("light", clone / "nbs" / "results"):
+    for record in read_records("light", clone / "nbs" / "results"):
         key = identity("light", record["parameters"], record["seed"])
         assert key not in found, "a run was made twice"
         found[key] = record["metrics"]
@@ -185,7 +185,7 @@ def test_the_sweeps_of_the_readme_are_accepted(tmp_path, monkeypatch):
     ("a: &x [*x]", "no YAML"), ("? [1]\n: 2", "no YAML"), ("a: 1\n\tb: 2", "no YAML")])
 def test_broken_yaml_is_an_error_in_one_line(text, said):
     with pytest.raises(SweepError, match=said) as error:
-        check_settings(read_sweep_text(text))
+        check_sweep_settings(read_sweep_text(text))
     assert "\n" not in str(error.value)
 
 
@@ -214,7 +214,7 @@ lists = st.dictionaries(names, st.lists(st.integers(), min_size=1, max_size=3), 
 def test_rows_are_the_product_or_refused(grid, listed, zipped):
     zipped = {name: values[:1] * 2 for name, values in zipped.items()}
     try:
-        found = rows(check_settings({"experiment": "x", "grid": grid, "list": listed, "zip": zipped}))
+        found = rows(check_sweep_settings({"experiment": "x", "grid": grid, "list": listed, "zip": zipped}))
     except SweepError:
         assert any(set(one) & set(other) for one, other in itertools.combinations([grid, zipped], 2)) or any(
             set(row) & (set(grid) | set(zipped)) for row in listed)
@@ -229,7 +229,7 @@ def test_rows_are_the_product_or_refused(grid, listed, zipped):
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()))
 def test_a_value_arrives_as_it_was_asked_for(value):
     plan = type("plan", (), {"experiment": "x", "settings": {"notebook": True}})
-    got = parse_value(command_of(plan, Task("", "", {"name": value}, frozenset()))[-1].removeprefix("name="))
+    got = parse_value(command_of(plan, SweepTask("", "", {"name": value}, frozenset()))[-1].removeprefix("name="))
     assert got == value and type(got) is type(value)
 
 
@@ -240,12 +240,12 @@ def test_records_of_this_book_are_recognised():
         notebook = ROOT / "nbs" / "experiments" / path.name.replace(".jsonl", ".ipynb")
         if not notebook.exists() or path.stem.startswith(("bench", "faults")):
             continue                                  # those are also made by other commands
-        record = latest(read(path.stem, path.parent))[-1]
+        record = latest(read_records(path.stem, path.parent))[-1]
         known = vars(check_parameters(open_notebook(notebook), {"profile": record["profile"]}))
         given = {name: value for name, value in record["parameters"].items() if name in known}
         task, = check_tasks(open_notebook(notebook), path.stem, [{**given, "profile": record["profile"], "seed": record["seed"]}])
         assert set(known) - {"profile", "seed"} - set(SITTING) <= set(record["parameters"]), path
-        assert task.key in recorded(path.stem, task.names, path.parent) or not record["finished"]
+        assert task.key in recorded_runs(path.stem, task.names, path.parent) or not record["finished"]
         seen += 1
     assert seen >= 4
 
@@ -259,7 +259,7 @@ events = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 1, 2, 75
 @given(events, st.data())
 def test_a_damaged_journal_never_makes_a_run_finished(tmp_path_factory, story, data):
     journal = tmp_path_factory.mktemp("journal") / "journal.jsonl"
-    tasks = [Task(key, key, {}, frozenset()) for key in "abc"]
+    tasks = [SweepTask(key, key, {}, frozenset()) for key in "abc"]
     for key, code in story:
         note(journal, key=key, event="ended", code=code, seconds=1.0, said="")
     finished = {key for key, code in story if code == 0}
@@ -278,7 +278,7 @@ def test_a_damaged_journal_never_makes_a_run_finished(tmp_path_factory, story, d
 
 
 def test_a_run_whose_record_is_gone_is_made_again(tmp_path):
-    task, journal = Task("a", "a", {}, frozenset()), tmp_path / "journal.jsonl"
+    task, journal = SweepTask("a", "a", {}, frozenset()), tmp_path / "journal.jsonl"
     note(journal, key="a", event="ended", code=0, seconds=1.0, said="", recorded=True)
     words = [states([task], read_journal(journal)[0], done, 3)["a"].word for done in ({"a"}, set(), None)]
     assert words == ["finished", "to do", "finished"]           # None: outside a clone there is nothing to look into
@@ -347,7 +347,7 @@ def test_a_sweep_that_starts_below_the_root_sees_the_records(clone, monkeypatch)
     task, = make_plan(file).tasks
     for place in (clone, clone / "nbs"):
         order = Order(task, "nbs/experiments/light.ipynb", clone / "runs", ["false"], {}, str(place), None)
-        assert attempt(order) == {"code": 0, "seconds": 0.0, "said": "was recorded"}
+        assert attempt_run(order) == {"code": 0, "seconds": 0.0, "said": "was recorded"}
 
 
 def test_an_estimate_needs_to_know_how_many_run_at_once(clone, monkeypatch):
@@ -355,15 +355,15 @@ def test_an_estimate_needs_to_know_how_many_run_at_once(clone, monkeypatch):
     plan = make_plan(write(clone, grid={"seed": [0, 1, 2]}))
     plan.folder.mkdir(parents=True)
     note(plan.folder / "journal.jsonl", key=plan.tasks[0].key, event="ended", code=0, seconds=60.0, said="")
-    told = [progress(Work(plan, None, workers)) for workers in (1, 2, math.inf)]
+    told = [sweep_progress(Work(plan, None, workers)) for workers in (1, 2, math.inf)]
     assert [line.partition("at work")[2] for line in told] == [", about 2 min left", ", about 60 s left", ""]
     half = Work(plan, None, 1)
     half.at_work["a run"] = half.ready.pop(), time.monotonic() - 35      # of the minute that a run takes
-    assert progress(half).endswith(", about 85 s left")
+    assert sweep_progress(half).endswith(", about 85 s left")
     ending = Work(plan, None, 1)
-    assert progress(ending, stopping=True).endswith(" 0 at work")        # nothing more will be begun: no estimate
+    assert sweep_progress(ending, stopping=True).endswith(" 0 at work")        # nothing more will be begun: no estimate
     ending.at_work["a run"] = None
-    assert progress(ending, stopping=True).endswith("1 at work: stopping, what is at work saves itself")
+    assert sweep_progress(ending, stopping=True).endswith("1 at work: stopping, what is at work saves itself")
 
 
 # Real runs

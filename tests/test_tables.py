@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.runs import append, code_hashes, digest, make_trace, read
-from rvnnbook.lab.tables import (TableError, check_table, chosen_runs, comparison, curves, lines, notes, paper_table, paper_tables,
+from rvnnbook.lab.runs import append, code_hashes, digest, make_trace, read_records
+from rvnnbook.lab.tables import (TableError, check_table, chosen_runs, comparison, curves, table_lines, table_notes, paper_table, paper_tables,
                                  provenance, summary)
 from tests.records import make
 
@@ -131,12 +131,12 @@ def test_numbers_beside_each_other():
 
 def test_what_is_missing_is_said():
     shown = comparison("rir.table7", {"snli": "official", "len_m": "official length"}, {"BT-GRC": [run(0.8, split="official")], "OM": []})
-    assert lines(shown) == [["", "", "snli", "len_m"], ["", "our test", "official", "official length"],
+    assert table_lines(shown) == [["", "", "snli", "len_m"], ["", "our test", "official", "official length"],
                             ["BT-GRC", "paper", "84.90 ± 0.10", "–"], ["", "ours (cpu, 1 seed)", "80.00", "no run yet"], ["", "difference", "−4.90", "–"],
                             ["OM", "paper", "85.50 ± 0.20", "56.50 ± 3.30"], ["", "ours", "no run yet", "no run yet"]]
-    assert not any("Generated" in note for note in notes(shown))
+    assert not any("Generated" in note for note in table_notes(shown))
     empty = comparison("crvnn.table3", {"len_200_300": "official 200 to 300"}, {})
-    assert lines(empty) == [["", "", "len_200_300"], ["", "our test", "official 200 to 300"]] and empty._repr_html_() and str(empty)
+    assert table_lines(empty) == [["", "", "len_200_300"], ["", "our test", "official 200 to 300"]] and empty._repr_html_() and str(empty)
 
 
 def test_every_number_of_ours_says_where_it_is_from():
@@ -145,11 +145,11 @@ def test_every_number_of_ours_says_where_it_is_from():
     stale = run(0.5, modules={**CODE, "rvnnbook.layers.gone": "0" * 12}, finished=False)
     assert provenance([stale]).endswith("commit abababa, unknown; unfinished; stale, since layers.gone changed")
     shown = comparison("crvnn.table3", {"len_200_300": "generated 200 to 300"}, {"CRvNN": [stale]}, also={"gold trees": [run(0.9, split="generated 200 to 300")]})
-    assert [line[1] for line in lines(shown)[2:]] == ["paper", "ours (cpu, 1 seed, stale)", "ours (cpu, 1 seed)"]
-    assert lines(shown)[4][0] == "gold trees" and shown.pairs[1].paper is None and shown.pairs[1].difference is None
-    assert any(note.startswith("Generated test") for note in notes(shown))
+    assert [line[1] for line in table_lines(shown)[2:]] == ["paper", "ours (cpu, 1 seed, stale)", "ours (cpu, 1 seed)"]
+    assert table_lines(shown)[4][0] == "gold trees" and shown.pairs[1].paper is None and shown.pairs[1].difference is None
+    assert any(note.startswith("Generated test") for note in table_notes(shown))
     quoted = comparison("crvnn.table4", {"test": "official"}, {"OM": []})
-    assert lines(quoted)[2][:2] == ["OM", "paper (quoted)"]
+    assert table_lines(quoted)[2][:2] == ["OM", "paper (quoted)"]
 
 
 @pytest.mark.parametrize("name", paper_tables())
@@ -161,13 +161,13 @@ def test_a_table_shows_itself_everywhere(name):
     shown = comparison(name, columns, {row: ours for row in table.rows}, of=of)
     page = ET.fromstring(f"<div>{shown._repr_html_()}</div>")
     rows = page.findall(".//tr")
-    assert len({len(row) for row in rows}) == 1 and len(rows) == len(lines(shown)) and len(rows[0]) == len(table.columns) + 2
-    assert ["".join(cell.itertext()) for row in rows for cell in row] == [cell for line in lines(shown) for cell in line]
+    assert len({len(row) for row in rows}) == 1 and len(rows) == len(table_lines(shown)) and len(rows[0]) == len(table.columns) + 2
+    assert ["".join(cell.itertext()) for row in rows for cell in row] == [cell for line in table_lines(shown) for cell in line]
     assert page.find(".//caption").text == table.title and {th.get("scope") for th in page.iter("th")} == {"row", "col"}
     assert not re.search(r"#[0-9a-f]{3}|rgb|(?<!-)color:(?!inherit)|background:", shown._repr_html_()), "the colours are the page's"
     body = [line for line in shown._repr_markdown_().splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in body}) == 1 and len(body) == len(rows) + 1
-    assert all(cell in str(shown) for line in lines(shown) for cell in line) and table.paper["title"] in str(shown)
+    assert all(cell in str(shown) for line in table_lines(shown) for cell in line) and table.paper["title"] in str(shown)
 
 
 def test_curves(tmp_path):
@@ -175,7 +175,7 @@ def test_curves(tmp_path):
         trace = make_trace({"step": step, "loss": 1 / (step + seed + dim)} for step in range(300))
         append(make(seed=seed, parameters={"encoder": "crvnn", "dim": dim}, trace=digest(trace, 12)), trace, tmp_path)
     append(make(seed=9, parameters={"encoder": "crvnn", "dim": 8}), folder=tmp_path)       # without a trace
-    drawn = curves(read("toy", tmp_path), tmp_path)
+    drawn = curves(read_records("toy", tmp_path), tmp_path)
     assert list(drawn) == ["encoder crvnn, dim 8, seed 0", "encoder crvnn, dim 8, seed 1", "encoder crvnn, dim 16, seed 0"]
     curve = drawn["encoder crvnn, dim 16, seed 0"]
     assert len(curve["step"]) == 200 and curve["loss"][0] == pytest.approx(1 / 16, rel=1e-5)

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.core import merge_targets, steps_from_tree
-from rvnnbook.data.batches import Batches, Vocabulary
-from rvnnbook.data.catalog import add, find
+from rvnnbook.data.batches import BucketLoader, Vocabulary
+from rvnnbook.data.catalog import add, find_dataset
 from rvnnbook.data.corpora import (
     DJANGO,
     FORMS,
@@ -48,14 +48,14 @@ from rvnnbook.data.text import (
     SENTIMENTS,
     UNKNOWN,
     MissingFileError,
-    Pair,
+    SentencePair,
     Sentence,
     TextError,
     Translation,
-    Tree,
+    SentenceTree,
     binary,
     byte_tokens,
-    collate,
+    collate_text,
     installed,
     length_of,
     lines_of,
@@ -90,7 +90,7 @@ def data(tmp_path_factory):
         for name in SETS:
             for place in places:
                 if (place / name).is_dir() and not (folder / name).exists():
-                    add(find(name), place / name)
+                    add(find_dataset(name), place / name)
         yield folder
     shutil.rmtree(folder)
 
@@ -179,7 +179,7 @@ TRANSLATIONS = {
 
 
 def test_the_counts_name_every_file_of_the_catalog():
-    files = {file.path for name in SETS for file in find(name).files}
+    files = {file.path for name in SETS for file in find_dataset(name).files}
     spoken_for = {*COUNTS, *TRANSLATIONS, "django/all.code", "iwslt15_envi/tst2012.vi", "iwslt15_envi/tst2013.vi", "imdb/train.tsv", "imdb/test.tsv"}
     assert {file for file in files if not re.search("LICENSE|README", file)} == spoken_for
 
@@ -189,7 +189,7 @@ def test_every_published_file_has_the_published_counts(data, name):
     examples = published(data, name)
     assert by_label(examples) == COUNTS[name]
     for example in examples:
-        assert isinstance(example, Pair if len(example) == 3 else Tree if "trees" in name else Sentence)
+        assert isinstance(example, SentencePair if len(example) == 3 else SentenceTree if "trees" in name else Sentence)
         assert all(token and token == token.strip(" \t\n") for token in (*example[1], *(example[2] if len(example) == 3 else ())))
 
 
@@ -472,7 +472,7 @@ def test_tables_are_read_again(path, name, data):
     for label, *sides in rows:
         fields = dict.fromkeys(form.header, "7") | dict(zip(form.texts, sides)) | ({form.label: label} if form.label else {})
         lines.append("\t".join(field(fields[column], form.quoted) for column in form.header))
-    kind = Sentence if len(form.texts) == 1 else Pair
+    kind = Sentence if len(form.texts) == 1 else SentencePair
     expected = [kind(form.names.get(label), *map(byte_tokens, sides)) for label, *sides in rows]
     assert read_table(write(path, *lines), name, tokenize=byte_tokens) == expected
     assert len(read_table(path, form)) == len(rows)
@@ -512,7 +512,7 @@ def test_members_of_archives(tmp_path):
         info.size = len(raw := f"{header}\n{rows}".encode())
         archive.addfile(info, io.BytesIO(raw))
     pairs = read_table(tmp_path / "paws.tar.gz", "paws", member="final/dev.tsv")
-    assert pairs == [Pair("different", ("a", "b"), ("b", "a")), Pair("same", ("c",), ("c", "d"))]
+    assert pairs == [SentencePair("different", ("a", "b"), ("b", "a")), SentencePair("same", ("c",), ("c", "d"))]
     (tmp_path / "paws.tar.gz").write_bytes(gzip.compress(b"no archive"))
     assert "paws.tar.gz" in refused(read_table, tmp_path / "paws.tar.gz", "paws", member="final/dev.tsv")
 
@@ -522,11 +522,11 @@ def test_sets_that_are_not_at_hand_by_their_names_in_the_catalog(tmp_path, monke
     monkeypatch.setenv("RVNNBOOK_DATA", str(tmp_path))
     row = json.dumps({"gold_label": "neutral", "sentence1": "A.", "sentence2": "B."}) + "\n"
     for name, member in (("snli/snli_1.0.zip", "snli_1.0/snli_1.0_dev.jsonl"), ("mnli/multinli_1.0.zip", "multinli_1.0/multinli_1.0_train.jsonl")):
-        assert find(name.partition("/")[0]).files[0].path == name
+        assert find_dataset(name.partition("/")[0]).files[0].path == name
         (tmp_path / name).parent.mkdir()
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(member, row * 2)
-        assert read_published(name, member=member) == [Pair("neutral", ("A", "."), ("B", "."))] * 2
+        assert read_published(name, member=member) == [SentencePair("neutral", ("A", "."), ("B", "."))] * 2
     files = {"mnli_stress/Negation/multinli_0.9_negation_matched.jsonl": row, "lra/lra_release/tsv_data/new_aan_pairs.test.tsv": "1.0\t3\t4\tab\tcd\n",
              "qqp/quora_duplicate_questions.tsv": "\t".join(FORMS["qqp"].header) + '\n0\t1\t2\tWho?\t"Who ""is"" it?"\t1\n',
              "paws_qqp/dev_and_test.tsv": "\t".join(FORMS["paws"].header) + "\n1\tb'a b'\tb\"b 'a\"\t0\n"}
@@ -534,8 +534,8 @@ def test_sets_that_are_not_at_hand_by_their_names_in_the_catalog(tmp_path, monke
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
     assert [read_published(name)[0] for name in files] == [
-        Pair("neutral", ("A", "."), ("B", ".")), Pair("related", ("a", "b"), ("c", "d")),
-        Pair("same", ("Who", "?"), ("Who", '"', "is", '"', "it", "?")), Pair("different", ("a", "b"), ("b", "'a"))]
+        SentencePair("neutral", ("A", "."), ("B", ".")), SentencePair("related", ("a", "b"), ("c", "d")),
+        SentencePair("same", ("Who", "?"), ("Who", '"', "is", '"', "it", "?")), SentencePair("different", ("a", "b"), ("b", "'a"))]
     (tmp_path / "iwslt14_deen").mkdir()
     (tmp_path / "iwslt14_deen" / "test.de").write_text("guten morgen\n")
     (tmp_path / "iwslt14_deen" / "test.en").write_text("good morning\n")
@@ -563,7 +563,7 @@ def test_inferences_are_read_again(path, rows, own):
                          **({f"{name}_binary_parse": tree(side) for name, side in zip(("sentence1", "sentence2"), sides)} if own else {})},
                         ensure_ascii=own) for label, *sides in rows]
     found = read_inferences(write(path, *lines), None if own else spaces)
-    assert found == [Pair(*row) for row in rows if row[0] != "-"]
+    assert found == [SentencePair(*row) for row in rows if row[0] != "-"]
 
 
 GOOD = {"gold_label": "neutral", "sentence1": "A b.", "sentence2": "C d."}
@@ -658,14 +658,14 @@ def test_a_vocabulary_follows_from_the_examples_only():
     examples = [Sentence("positive", ("a", "b", "b")), Sentence(None, ("c", "b", "a")), Sentence(None, ("d",))]
     for order in (examples, examples[::-1]):
         assert vocabulary_for(order).tokens == (UNKNOWN, "b", "a", "c", "d") and vocabulary_for(order, 2).tokens == (UNKNOWN, "b", "a")
-    assert vocabulary_for([Pair("same", ("a",), ("b", "b")), Translation(("c",), ("b",))]).tokens == (UNKNOWN, "b", "a", "c")
+    assert vocabulary_for([SentencePair("same", ("a",), ("b", "b")), Translation(("c",), ("b",))]).tokens == (UNKNOWN, "b", "a", "c")
 
 
 @given(st.lists(LINES.map(parse_tree), min_size=1, max_size=5))
 @settings(max_examples=40, deadline=None)
 def test_batches_of_trees(trees):
     vocabulary = vocabulary_for(trees)
-    batch = collate(trees, vocabulary, GRADES)
+    batch = collate_text(trees, vocabulary, GRADES)
     assert merge_targets(batch.steps, batch.mask).shape == batch.ids.shape
     for tree, ids, mask, steps, label in zip(trees, *batch, strict=True):
         assert [vocabulary.tokens[number] for number in ids[mask]] == list(tree.tokens) and not ids[~mask].any()
@@ -675,24 +675,24 @@ def test_batches_of_trees(trees):
 @given(st.lists(st.tuples(st.sampled_from(PARAPHRASES), SENTENCES, SENTENCES), min_size=1, max_size=5))
 @settings(max_examples=40, deadline=None)
 def test_batches_of_pairs(rows):
-    pairs = [Pair(*row) for row in rows]
+    pairs = [SentencePair(*row) for row in rows]
     vocabulary = vocabulary_for(pairs)
-    batch = collate(pairs, vocabulary, PARAPHRASES)
+    batch = collate_text(pairs, vocabulary, PARAPHRASES)
     assert batch.ids.shape == batch.mask.shape == batch.steps.shape == (len(pairs), 2, max(map(length_of, pairs)))
     for pair, ids, mask, label in zip(pairs, batch.ids, batch.mask, batch.labels, strict=True):
         for side in (0, 1):
             assert [vocabulary.tokens[number] for number in ids[side][mask[side]]] == list(pair[1 + side])
         assert PARAPHRASES[label] == pair.label
     sentences = [Sentence("positive", pair.left) for pair in pairs]
-    flat = collate(sentences, vocabulary, SENTIMENTS)
+    flat = collate_text(sentences, vocabulary, SENTIMENTS)
     assert flat.ids.shape == flat.steps.shape and flat.labels.tolist() == [1] * len(pairs) and torch.equal(flat.ids, batch.ids[:, 0, :flat.ids.shape[1]])
 
 
 def test_batches_refuse_what_they_cannot_hold():
     vocabulary, sentence = Vocabulary(["a"]), Sentence("positive", ("a",))
-    for examples in ([], [sentence, Pair("same", ("a",), ("a",))], [Sentence(None, ("a",))], [Sentence("neutral", ("a",))]):
-        refused(collate, examples, vocabulary, SENTIMENTS)
-    dealt = Batches([sentence] * 5, 2, partial(collate, vocabulary=vocabulary, labels=SENTIMENTS), seed=0, length=length_of)
+    for examples in ([], [sentence, SentencePair("same", ("a",), ("a",))], [Sentence(None, ("a",))], [Sentence("neutral", ("a",))]):
+        refused(collate_text, examples, vocabulary, SENTIMENTS)
+    dealt = BucketLoader([sentence] * 5, 2, partial(collate_text, vocabulary=vocabulary, labels=SENTIMENTS), seed=0, length=length_of)
     assert sum(len(batch.labels) for batch in dealt) == 5
 
 

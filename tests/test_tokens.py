@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rvnnbook.core import Encoding, length_mask, simple_tree, steps_from_tree, tree_from_steps
+from rvnnbook.core import EncoderOutput, length_mask, simple_tree, steps_from_tree, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree, level_trees
-from rvnnbook.encoders.rvnn import RvNN, compose_posted, compose_tree
+from rvnnbook.encoders.rvnn import RvNN, compose_by_height, compose_tree
 from rvnnbook.layers.cells import GRC
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.sequence import NextSet, future_gap
 from rvnnbook.tasks.tokens import (
     AncestorAttention, GrowingTree, TokenClassifier, TopDown, ancestors, attend_up, attend_up_literal, compose_nodes, compose_prefixes,
-    draw_tokens, grow, prefix_tree, token_surprise)
+    draw_tokens, extend_tree, prefix_tree, token_cross_entropy)
 from tests.test_core import boxed, random_steps
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -91,7 +91,7 @@ def test_nodes_are_the_subtrees(rows, seed):
     compose_nodes(x, trees, mask, lambda left, right: calls.append(len(left)) or cell(left, right))
     assert sum(calls) == sum(len(row) - 1 for row in rows) and len(calls) == len(trees[trees > 0].unique())    # no more than the fold itself
     whole = [max(range(len(row)), key=row.__getitem__) for row in rows]
-    roots = compose_posted(x, trees, mask, cell)
+    roots = compose_by_height(x, trees, mask, cell)
     for b, row in enumerate(rows):
         assert_close(roots[b], nodes[b, whole[b]] if len(row) > 1 else x[b, 0])
 
@@ -175,7 +175,7 @@ def test_states_know_their_sentence_and_no_other(name, rows, seed, extra):
     trees, mask = boxed(rows)
     x = vectors(mask, 8, seed)
     together = model(x, mask, trees=trees, trace=True)
-    assert isinstance(together, Encoding) and together.states.shape == x.shape and not together.states[~mask].any()
+    assert isinstance(together, EncoderOutput) and together.states.shape == x.shape and not together.states[~mask].any()
     assert_close(together.root, model.encoder(x, mask, trees=trees).root)
     assert model(x, mask, trees=trees).trace is None and {"trees", "above", "shares"} <= set(together.trace)
     wide_trees, wide_mask = (torch.nn.functional.pad(part, (0, extra)) for part in (trees, mask))
@@ -222,7 +222,7 @@ def test_surprise_counts_only_what_is_told():
     scores, told = vectors(torch.ones(2, 3, dtype=torch.bool), 5), torch.tensor([[True, False, True], [True, True, False]])
     labels = torch.tensor([[4, -7, 0], [2, 2, 99]])
     literal = sum(-scores[b, j].log_softmax(0)[labels[b, j]] for b, j in told.nonzero().tolist()) / 4
-    assert_close(token_surprise(scores, labels, told), literal)
+    assert_close(token_cross_entropy(scores, labels, told), literal)
 
 
 def test_scores_are_those_of_the_states():
@@ -260,7 +260,7 @@ def test_growing_is_addition(n):
     calls, kept = [], ()
     for t in range(1, n + 1):
         before = len(calls)
-        kept = grow(kept, t - 1, lambda left, right: calls.append(1) or (left, right))
+        kept = extend_tree(kept, t - 1, lambda left, right: calls.append(1) or (left, right))
         assert [size for size, *_ in kept] == [2 ** a for a in range(9, -1, -1) if t >> a & 1]
         assert len(calls) - before == (low(t).bit_length() - 1) + (t != low(t))
     assert kept[-1][2] == prefix_tree(n) and len(calls) == 2 * n - n.bit_count() - n.bit_length()
@@ -271,9 +271,9 @@ def test_growing_leaves_the_past_alone():
     "What was kept can be grown in two directions."
     kept = ()
     for t in range(7):
-        kept = grow(kept, t, lambda *pair: pair)
+        kept = extend_tree(kept, t, lambda *pair: pair)
     copy = tuple(kept)
-    one, other = grow(kept, 7, lambda *pair: pair), grow(kept, 8, lambda *pair: pair)
+    one, other = extend_tree(kept, 7, lambda *pair: pair), extend_tree(kept, 8, lambda *pair: pair)
     assert kept == copy and leaves_of(one[-1][2])[-1] == 7 and leaves_of(other[-1][2])[-1] == 8
 
 

@@ -18,11 +18,11 @@ from torch.testing import assert_close
 
 os.environ.setdefault("ACCELERATE_USE_CPU", "true")    # bit-equality is promised where kernels are deterministic
 
-from rvnnbook.data.batches import Batches  # noqa: E402
-from rvnnbook.data.listops import collate  # noqa: E402
+from rvnnbook.data.batches import BucketLoader  # noqa: E402
+from rvnnbook.data.listops import collate_listops  # noqa: E402
 from rvnnbook.lab.train import (  # noqa: E402
     CheckpointError, TrainingError, classification_loss, copy_of, evaluate_classifier, export_weights, git_state,
-    load_best, load_weights, machine, pack, read_checkpoint, unpack)
+    load_best, load_weights, machine, pack_state, read_checkpoint, unpack_state)
 from rvnnbook.tasks.classify import accuracy  # noqa: E402
 from tests.training import EXAMPLES, TEST, go, go_together, go_until_killed, judge, make_model  # noqa: E402
 
@@ -246,13 +246,13 @@ def same(a, b):
 @given(states)
 def test_a_state_packed_written_and_unpacked_is_the_state(state):
     tensors = {}
-    text = json.dumps(pack(state, tensors))
-    assert same(unpack(json.loads(text), tensors), state)
+    text = json.dumps(pack_state(state, tensors))
+    assert same(unpack_state(json.loads(text), tensors), state)
 
 
 def test_what_is_no_data_is_not_packed():
     with pytest.raises(TypeError, match="state/a/1 is complex, which a checkpoint cannot hold"):
-        pack({"a": [1, 2j]}, {})
+        pack_state({"a": [1, 2j]}, {})
 
 
 # ---- when a run stops, and what it keeps
@@ -361,7 +361,7 @@ def test_a_step_is_the_optimiser_s_own():
     parameters = list(plain.parameters())
     optimizer = torch.optim.RAdam(parameters, 1e-2, weight_decay=1e-2, decoupled_weight_decay=True)
     slow = [tensor.detach().clone() for tensor in parameters]
-    batches = Batches(EXAMPLES[30:70], 8, collate, seed=1)
+    batches = BucketLoader(EXAMPLES[30:70], 8, collate_listops, seed=1)
     for step in range(1, 13):
         optimizer.zero_grad()
         classification_loss(plain, batches.next()).backward()
@@ -452,7 +452,7 @@ def test_exported_weights(tmp_path):
 
 def test_evaluation_weighs_sentences_not_batches():
     model = make_model()
-    batches, (box,) = list(Batches(EXAMPLES[:30], 7, collate)), TEST
+    batches, (box,) = list(BucketLoader(EXAMPLES[:30], 7, collate_listops)), TEST
     found, at_once = evaluate_classifier(model, batches), evaluate_classifier(model, [box])
     assert found["accuracy"] == at_once["accuracy"] == accuracy(model, [box])
     assert found["surprise"] == pytest.approx(at_once["surprise"], rel=1e-6)

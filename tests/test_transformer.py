@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.rvnn import compose_rounds, nearest_left
-from rvnnbook.encoders.transformer import (POSITIONS, Layer, Transformer, attend, attention_literal, check_transformer, multiply_pairs,
-                                           place_pairs, place_powers, recur, run_layers, turn_every_second)
+from rvnnbook.encoders.rvnn import compose_by_round, nearest_left
+from rvnnbook.encoders.transformer import (POSITIONS, Layer, Transformer, multi_head_attention, attention_literal, check_transformer, multiply_pairs,
+                                           place_pairs, place_powers, recur, run_layers, flip_odd_heads)
 from tests.test_core import boxed, random_steps
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -103,7 +103,7 @@ def encode_alone(encoder, tokens, steps, activation=F.gelu):
 def test_attend(position, lengths, heads, seed):
     mask = length_mask(torch.tensor(lengths))
     tensors = drawn(3, *mask.shape, 8, seed=seed).requires_grad_()
-    found = attend(*tensors, mask, heads, position)
+    found = multi_head_attention(*tensors, mask, heads, position)
     assert found.shape == tensors.shape[1:] and found.isfinite().all()
     for b, n in enumerate(lengths):
         alone = attend_alone(*tensors[:, b, :n], heads, position)
@@ -234,8 +234,8 @@ def test_no_table_is_kept():
 def test_every_second_head_is_turned(lengths, heads, width):
     mask = length_mask(torch.tensor(lengths))
     x = torch.arange(mask.numel() * heads * width).view(*mask.shape, -1)
-    turned = turn_every_second(x, mask, heads)
-    assert torch.equal(turn_every_second(turned, mask, heads), x) and torch.equal(turned[~mask], x[~mask])
+    turned = flip_odd_heads(x, mask, heads)
+    assert torch.equal(flip_odd_heads(turned, mask, heads), x) and torch.equal(turned[~mask], x[~mask])
     for row, back, n in zip(x.unflatten(-1, (heads, -1)), turned.unflatten(-1, (heads, -1)), lengths):
         assert torch.equal(back[:n, ::2], row[:n, ::2]) and torch.equal(back[:n, 1::2], row[:n, 1::2].flip(0))
 
@@ -263,7 +263,7 @@ def test_heads_look_to_one_side():
     q, k, v = drawn(3, 1, 6, 8)
     mask, changed = torch.ones(1, 6, dtype=torch.bool), v.clone()
     changed[:, 3] += 1
-    moved = (attend(q, k, changed, mask, 2, "xpos") - attend(q, k, v, mask, 2, "xpos")).abs()[0].unflatten(-1, (2, 4)).amax(-1)
+    moved = (multi_head_attention(q, k, changed, mask, 2, "xpos") - multi_head_attention(q, k, v, mask, 2, "xpos")).abs()[0].unflatten(-1, (2, 4)).amax(-1)
     assert (moved[:, 0] > 1e-6).tolist() == [False] * 3 + [True] * 3
     assert (moved[:, 1] > 1e-6).tolist() == [True] * 4 + [False] * 2
 
@@ -287,7 +287,7 @@ def test_gold_trees_fill_the_schema(rows, seed):
     states, exists = recur(retrieve, compose, x, mask.double(), int(trees.max()))
     last = mask.sum(1) - 1
     assert torch.equal(exists, F.one_hot(last, mask.shape[1]).double())
-    root, wanted = states[torch.arange(len(x)), last], compose_rounds(x, trees, mask, cell)
+    root, wanted = states[torch.arange(len(x)), last], compose_by_round(x, trees, mask, cell)
     assert_close(root, wanted)
     assert_close(*(torch.autograd.grad(r.square().sum(), x, retain_graph=True)[0] for r in (root, wanted)))
 

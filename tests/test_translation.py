@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from rvnnbook.data.algorithms import Example
+from rvnnbook.data.algorithms import AlgorithmExample
 from rvnnbook.data.text import MissingFileError
 from rvnnbook.lab.rerun import ParameterError, check_parameters
 from rvnnbook.tasks.seq2seq import answer
@@ -76,7 +76,7 @@ def test_published_sentences_are_read_or_asked_for(page, tmp_path, monkeypatch):
             path.write_text("".join(f"{side} {part} {i}\n" for i in range(size)))
     known, held_out, test = page.published("en_vi", True)
     assert [len(part) for part in (known, held_out, test)] == [3, 634, 634]
-    assert known[0] == Example(("en", "tst2012", "0"), ("vi", "tst2012", "0")) and test[0].tokens[2] == "634"
+    assert known[0] == AlgorithmExample(("en", "tst2012", "0"), ("vi", "tst2012", "0")) and test[0].tokens[2] == "634"
 
 
 # ---- the language made up

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rvnnbook.lab.runs import code_hashes
 from rvnnbook.lab.tables import paper_table
-from rvnnbook.lab.verdicts import (VERDICTS, Way, answer, headline, last_digit, lines, notes, overview, tolerance, verdict, versus,
+from rvnnbook.lab.verdicts import (VERDICTS, Way, answer_row, headline, last_digit, verdict_lines, verdict_notes, overview, tolerance, judge_number, versus,
                                    waiting, way_of)
 from tests.records import make
 
@@ -69,15 +69,15 @@ def test_every_case_of_a_verdict():
                 (True, True, False): "reproduced", (True, True, True): "reproduced"}
     for close, full, own in itertools.product([False, True], repeat=3):
         for sign in (1, -1):
-            assert verdict(sign * (.9 if close else 1.1), 1.0, full, own) == expected[close, full, own]
-        assert verdict(None, 1.0, full, own) == "not run"
-    assert verdict(1.0, 1.0, True, True) == "reproduced" and set(expected.values()) | {"not run"} == set(VERDICTS)
+            assert judge_number(sign * (.9 if close else 1.1), 1.0, full, own) == expected[close, full, own]
+        assert judge_number(None, 1.0, full, own) == "not run"
+    assert judge_number(1.0, 1.0, True, True) == "reproduced" and set(expected.values()) | {"not run"} == set(VERDICTS)
 
 
 # ---- one number
 
 def judged(records, table="crvnn.table4", row="CRvNN", column="test"):
-    return answer(paper_table(table), row, column, "accuracy_percent", records)
+    return answer_row(paper_table(table), row, column, "accuracy_percent", records)
 
 
 @pytest.mark.parametrize("accuracy, changes, said", [        # the paper: 99.6, mean of five, deviation 0.3
@@ -133,12 +133,12 @@ def test_time_and_memory_come_in_the_papers_units():
     measured = {"200 to 250 tokens, crvnn": {"seconds": 1.5, "count": 9, "memory_mb": 1570.0}, "200 to 250 tokens, crvnn, literal": {"seconds": 9.0}}
     records = [make(experiment="bench_efficiency", parameters={"samples": 100, "encoders": "crvnn; lstm"}, metrics=measured, modules=CODE)]
     table = paper_table("rir.table1")
-    minutes, gigabytes = (answer(table, "CRvNN", "len_200_250", metric, records) for metric in table.metric)
+    minutes, gigabytes = (answer_row(table, "CRvNN", "len_200_250", metric, records) for metric in table.metric)
     assert math.isclose(minutes.pair.ours, 2.5) and (minutes.pair.paper, minutes.metric) == (1.5, "minutes")
     assert math.isclose(gigabytes.pair.ours, 1.57) and gigabytes.pair.paper == 1.57 and gigabytes.verdict == "smaller scale"
-    beyond = answer(table, "CRvNN", "len_1500_2000", "minutes", records)
+    beyond = answer_row(table, "CRvNN", "len_1500_2000", "minutes", records)
     assert beyond.verdict is None and beyond.pair.paper == "out_of_memory"
-    assert answer(paper_table("crvnn.table6"), "CRvNN", "len_81_100", "minutes", records).verdict == "not run"
+    assert answer_row(paper_table("crvnn.table6"), "CRvNN", "len_81_100", "minutes", records).verdict == "not run"
 
 
 # ---- a table
@@ -159,7 +159,7 @@ def test_reviews_that_were_cut_are_no_test_of_the_papers():
     def told(longest, split="IMDB contrast test"):
         found = run(paper, split, experiment="sentiment", parameters={"model": "EBT-GRC", "phrases": 0, "task": "imdb", "longest": longest})
         shown = versus("rir.table6", [found])
-        return shown.verdict("EBT-GRC"), "on the paper's own test: imdb_contrast" in " ".join(notes(shown))
+        return shown.verdict("EBT-GRC"), "on the paper's own test: imdb_contrast" in " ".join(verdict_notes(shown))
     assert told(0) == ("reproduced", True) and told(100) == ("smaller scale", False)
     assert told(0, "IMDB test, in part") == ("smaller scale", False)
 
@@ -169,11 +169,11 @@ STALE = run(.9394, modules={"rvnnbook.core": "0" * 12}, seed=3, finished=False)
 
 def test_three_forms_say_the_same_and_mark_what_is_stale():
     shown = versus("crvnn.table4", [STALE, run(.5, encoder="lstm")])
-    told = lines(shown)
+    told = verdict_lines(shown)
     assert [line[0] for line in told if line[0]] == list(shown.table.rows)
     assert ["", "ours (cpu, 1 seed, stale)", "93.94"] in told and ["", "verdict: smaller scale", ""] in told
     assert ["OM", "paper (quoted); no run yet", "99.97 ± 0.01"] in told and ["Havrylov et al.", "paper (quoted)", "99.20 ± 0.50"] in told
-    said = " ".join(notes(shown))
+    said = " ".join(verdict_notes(shown))
     assert "CRvNN, ours: listops; cpu profile; seed 3; a processor" in said and "stale, since core changed" in said and "unfinished" in said
     assert "No way yet for RL-SPINN, Havrylov et al.: this book does not have the model." in said
     page = ET.fromstring(f"<div>{shown._repr_html_()}</div>")

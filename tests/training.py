@@ -9,15 +9,15 @@ import accelerate  # noqa: F401  (here, so that the processes that are killed ne
 import pytorch_optimizer  # noqa: F401
 import torch
 
-from rvnnbook.data.batches import Batches
-from rvnnbook.data.listops import VOCABULARY, collate, unique_draws
+from rvnnbook.data.batches import BucketLoader
+from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.train import evaluate_classifier, train
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier
 
 torch.set_num_threads(1)
 EXAMPLES = [e for e in unique_draws(150, seed=0) if len(e.tokens) <= 30]
-TEST = list(Batches(EXAMPLES[:30], 30, collate))
+TEST = list(BucketLoader(EXAMPLES[:30], 30, collate_listops))
 
 
 def make_model(dropout=0.1, seed=0):
@@ -36,7 +36,7 @@ def go(folder=None, model=None, examples=EXAMPLES[30:70], size=8, judge=judge, *
     model = model or make_model()
     options = {"steps": 25, "check_every": 4, "learning_rate": 1e-2, "patience": None, "save_every": 0.0,
                "halve_after": 1, "progress": False, **options}
-    return model, train(model, Batches(examples, size, collate, seed=1), judge, folder=folder, **options)
+    return model, train(model, BucketLoader(examples, size, collate_listops, seed=1), judge, folder=folder, **options)
 
 
 def go_until_killed(folder, count):

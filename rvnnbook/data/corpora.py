@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rvnnbook.data.text import (
-    CITATIONS, GRADES, INFERENCES, PARAPHRASES, SENTIMENTS, Pair, Sentence, TextError,
+    CITATIONS, GRADES, INFERENCES, PARAPHRASES, SENTIMENTS, SentencePair, Sentence, TextError,
     Translation, byte_tokens, installed, lines_of, read_lines, read_numbered, read_trees, spaces,
     unescape, words)
 
@@ -93,7 +93,7 @@ def example_of(
     row: Sequence[str],          # the fields of a row
     form: Form,                  # what they are
     tokenize: Callable,          # from text to tokens
-) -> Sentence | Pair | None:     # None: a text is missing where that may be
+) -> Sentence | SentencePair | None:  # None: a text is missing where that may be
     "Make an example of a row of a table."
     if len(row) != len(form.header):
         raise TextError(f"expected {len(form.header)} fields, {', '.join(form.header)}, "
@@ -112,7 +112,7 @@ def example_of(
             raise TextError(f"the {name} has no tokens")
     if not all(texts):
         return None
-    return Sentence(label, *texts) if len(texts) == 1 else Pair(label, *texts)
+    return Sentence(label, *texts) if len(texts) == 1 else SentencePair(label, *texts)
 
 # %% ../../nbs/corpora.ipynb #841c7941
 def read_table(
@@ -140,7 +140,7 @@ def read_table(
 def parse_inference(
     line: str,                           # a JSON object
     tokenize: Callable | None = None,    # from text to tokens; None: the set's own, else words
-) -> Pair | None:                        # None: without a label that annotators agree on
+) -> SentencePair | None:                # None: without a label that annotators agree on
     "Read a pair of SNLI's format (Bowman et al. 2015)."
     try:
         row = json.loads(line)
@@ -164,14 +164,14 @@ def parse_inference(
             sides.append(tuple((tokenize or words)(row[name])))
         if not sides[-1]:
             raise TextError(f"{name} has no tokens")
-    return Pair(row["gold_label"], *sides) if row["gold_label"] != "-" else None
+    return SentencePair(row["gold_label"], *sides) if row["gold_label"] != "-" else None
 
 
 def read_inferences(
     path: str | Path,                    # plain, .xz, or an archive if there is a member
     tokenize: Callable | None = None,    # from text to tokens; None: the set's own, else words
     member: str | None = None,           # of a .zip or .tar archive
-) -> list[Pair]:                         # those that have a label
+) -> list[SentencePair]:                 # those that have a label
     "Read pairs of SNLI, MultiNLI and their tests."
     return read_lines(path, partial(parse_inference, tokenize=tokenize), member)
 

@@ -3,8 +3,8 @@
 # %% auto #0
 __all__ = ['GLYPHS', 'MOST', 'DAMAGE', 'SIDE', 'RECORD', 'TRAIN', 'TEST', 'COLLECTIONS', 'PUBLISHED', 'ImageError', 'glyph',
            'permutation', 'sequences_of', 'pack_idx', 'parse_idx', 'MissingFileError', 'unpacked', 'Picture',
-           'Pictures', 'check_labels', 'read_idx', 'parse_cifar', 'pack_cifar', 'members', 'read_cifar', 'published',
-           'Counts', 'count_pixels', 'make_pictures', 'Batch', 'collate']
+           'Pictures', 'check_image_labels', 'read_idx', 'parse_cifar', 'pack_cifar', 'archive_arrays', 'read_cifar',
+           'published_images', 'PixelCounts', 'count_pixels', 'make_pictures', 'ImageBatch', 'collate_images']
 
 # %% ../../nbs/images.ipynb #aa6c3330
 import gzip
@@ -136,7 +136,7 @@ class Pictures(NamedTuple):
     test: list[Picture]
 
 
-def check_labels(
+def check_image_labels(
     labels: np.ndarray,     # (M,) uint8
 ) -> np.ndarray:            # the same
     "Refuse a label that is none of ten."
@@ -158,7 +158,8 @@ def read_idx(
         try:
             if checksums and hashlib.sha256(raw).hexdigest() != checksums[place]:
                 raise ImageError("its checksum is not that of the published file")
-            found.append(parse_idx(raw, axes) if place == 0 else check_labels(parse_idx(raw, 1)))
+            found.append(parse_idx(raw,
+                                   axes) if place == 0 else check_image_labels(parse_idx(raw, 1)))
         except ImageError as problem:
             raise ImageError(f"{path}: {problem}") from None
     if len(found[0]) != len(found[1]):
@@ -179,7 +180,7 @@ def parse_cifar(
         raise ImageError(f"expected records of {RECORD} bytes and at least one, "
                          f"got {len(raw)} bytes")
     records = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
-    labels = check_labels(records[:, 0])
+    labels = check_image_labels(records[:, 0])
     pixels = records[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
     return [Picture(*pair) for pair in zip(pixels, labels.tolist())]
 
@@ -196,7 +197,7 @@ TRAIN: tuple[str, ...] = tuple(f"data_batch_{number}.bin" for number in range(1,
 TEST: tuple[str, ...] = ("test_batch.bin",)
 
 
-def members(
+def archive_arrays(
     raw: bytes,                      # a tar archive
     names: Sequence[str],            # of files in its folder cifar-10-batches-bin
 ) -> dict[str, bytes]:               # name -> content, in the order of the names
@@ -224,7 +225,7 @@ def read_cifar(
     try:
         if checksum and hashlib.sha256(Path(path).read_bytes()).hexdigest() != checksum:
             raise ImageError("its checksum is not that of the published file")
-        for name, batch in members(raw, TRAIN + TEST).items():
+        for name, batch in archive_arrays(raw, TRAIN + TEST).items():
             try:
                 parts[name in TEST].extend(parse_cifar(batch))
             except ImageError as problem:
@@ -240,15 +241,15 @@ COLLECTIONS: dict[str, tuple[int, int]] = {      # name -> pictures for training
     "mnist": (60_000, 10_000), "cifar10": (50_000, 10_000)}
 
 
-def published(
+def published_images(
     name: str,                         # one of COLLECTIONS
     folder: str | Path | None = None,  # where; None: the collection's in the data folder
 ) -> Pictures:
     "A published collection, cut as its authors cut it (LeCun et al. 1998, Krizhevsky 2009)."
-    from rvnnbook.data.catalog import find
+    from rvnnbook.data.catalog import find_dataset
     if name not in COLLECTIONS:
         raise ImageError(f"no collection {name!r}; there are {', '.join(COLLECTIONS)}")
-    checksums = {Path(each.path).name: each.checksum for each in find(name).files}
+    checksums = {Path(each.path).name: each.checksum for each in find_dataset(name).files}
     folder = data_folder() / name if folder is None else Path(folder)
     if name == "cifar10":
         (file, checksum), = checksums.items()
@@ -263,7 +264,7 @@ def published(
     return Pictures(*parts)
 
 # %% ../../nbs/images.ipynb #9bd08e55
-class Counts(NamedTuple):
+class PixelCounts(NamedTuple):
     "What can be said of many pictures in a few numbers."
     labels: tuple[int, ...]    # how many show each of the ten, (10,)
     total: int                 # sum of all bytes
@@ -273,22 +274,22 @@ class Counts(NamedTuple):
 
 def count_pixels(
     pictures: Iterable[Picture],     # of one size, at least one
-) -> Counts:
+) -> PixelCounts:
     "Count labels, bytes and blank ends."
     pixels, labels = zip(*pictures)
     pixels = np.stack(pixels).reshape(len(pixels), -1, pixels[0].shape[-1])
     often, inked = np.bincount(pixels.ravel(), minlength=256), pixels.any(-1)[:, ::-1]
     blank = np.where(inked.any(1), inked.argmax(1), inked.shape[1])
     values = np.arange(256)
-    return Counts(tuple(np.bincount(labels, minlength=10).tolist()), int(often @ values),
-                  int(often @ values**2), int(blank.sum()))
+    return PixelCounts(tuple(np.bincount(labels, minlength=10).tolist()), int(often @ values),
+                       int(often @ values**2), int(blank.sum()))
 
 # %% ../../nbs/images.ipynb #497ccac4
-PUBLISHED: dict[str, tuple[Counts, Counts]] = {      # of both parts
-    "mnist": (Counts((5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
-                     1567298545, 342590800147, 6522985),
-              Counts((980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
-                     264923200, 58095386156, 1085148))}
+PUBLISHED: dict[str, tuple[PixelCounts, PixelCounts]] = {  # of both parts
+    "mnist": (PixelCounts((5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+                          1567298545, 342590800147, 6522985),
+              PixelCounts((980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+                          264923200, 58095386156, 1085148))}
 
 # %% ../../nbs/images.ipynb #a13f9206
 def make_pictures(
@@ -310,7 +311,7 @@ def make_pictures(
     return Pictures(*([picture() for _ in range(size)] for size in sizes))
 
 # %% ../../nbs/images.ipynb #cc035e69
-class Batch(NamedTuple):
+class ImageBatch(NamedTuple):
     "Several pictures as tensors, in the fields that a classifier reads."
     ids: "torch.Tensor"     # brightness in place of token numbers, (B, N, C) float32 in [0, 1]
     mask: "torch.Tensor"    # True everywhere, (B, N) bool
@@ -318,11 +319,11 @@ class Batch(NamedTuple):
     labels: "torch.Tensor"  # (B,) int64 in 0 to 9
 
 
-def collate(
+def collate_images(
     pictures: Sequence[Picture],      # of one size, at least one
     pool: int = 1,                    # p, squares of p x p pixels are averaged
     order: np.ndarray | None = None,  # which pixel is read at each step, (N,); None: row by row
-) -> Batch:
+) -> ImageBatch:
     "Write pictures as a batch of sequences."
     import torch
     if len({picture.pixels.shape for picture in pictures}) != 1:
@@ -330,4 +331,4 @@ def collate(
     pixels, labels = zip(*pictures)
     ids = torch.from_numpy(sequences_of(np.stack(pixels), pool, order))
     mask = torch.ones(ids.shape[:2], dtype=torch.bool)
-    return Batch(ids, mask, torch.zeros_like(mask, dtype=torch.int64), torch.tensor(labels))
+    return ImageBatch(ids, mask, torch.zeros_like(mask, dtype=torch.int64), torch.tensor(labels))

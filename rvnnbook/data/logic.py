@@ -2,12 +2,12 @@
 
 # %% auto #0
 __all__ = ['VARIABLES', 'VOCABULARY', 'TOKEN_IDS', 'EXPECTED', 'EVERYWHERE', 'TABLES', 'REGIONS', 'RELATIONS', 'FILES',
-           'VARIABLE_TABLES', 'PUBLISHED', 'PATTERNS', 'LogicError', 'fold', 'parse', 'unparse', 'truth_table',
-           'relation', 'relations', 'Pair', 'fields_of', 'check_labels', 'parse_lines', 'MissingFileError',
-           'read_pairs', 'write_pairs', 'operators', 'file_number', 'published', 'every_tenth', 'training',
-           'official_tests', 'Drawn', 'connect', 'grow', 'spell', 'draw', 'stream', 'draw_pairs', 'first_seen',
-           'draw_many', 'numbered', 'make_files', 'has_pattern', 'Split', 'systematicity', 'composition_steps', 'Batch',
-           'pair_length', 'collate']
+           'VARIABLE_TABLES', 'PUBLISHED', 'PATTERNS', 'LogicError', 'fold_formula', 'parse', 'unparse', 'truth_table',
+           'relation', 'relations', 'LogicPair', 'fields_of', 'check_relation_labels', 'parse_lines',
+           'MissingFileError', 'read_pairs', 'write_pairs', 'operators', 'file_number', 'published_logic',
+           'every_tenth', 'training', 'official_tests', 'Drawn', 'connect', 'grow_formula', 'spell', 'draw_formula',
+           'stream_pairs', 'draw_pairs', 'first_seen', 'draw_many', 'numbered', 'make_files', 'has_pattern',
+           'SystematicitySplit', 'systematicity', 'formula_steps', 'LogicBatch', 'pair_length', 'collate_logic']
 
 # %% ../../nbs/logic.ipynb #a0b94e50
 import lzma
@@ -42,7 +42,7 @@ EXPECTED: dict[str, str] = {                  # what is due: how an error names 
 }
 
 # %% ../../nbs/logic.ipynb #03ee9e79
-def fold(
+def fold_formula(
     tokens: Sequence[str],  # w, one formula, (n,)
     leaf: Callable,         # leaf(variable): what a variable is worth
     negate: Callable,       # negate(worth): what a negation is worth
@@ -80,8 +80,8 @@ def parse(
     tokens: Sequence[str],  # w, one formula, (n,)
 ):                          # a variable, ("not", X), (X, "and", Y) or (X, "or", Y)
     "Read a formula as nested tuples."
-    return fold(tokens, lambda variable: variable, lambda part: ("not", part),
-                lambda left, connective, right: (left, connective, right))
+    return fold_formula(tokens, lambda variable: variable, lambda part: ("not", part),
+                        lambda left, connective, right: (left, connective, right))
 
 
 def unparse(
@@ -100,7 +100,7 @@ def unparse(
             todo += [")", ")", right, connective, "(", left, "("]
         else:
             raise LogicError(f"a formula is made of names and tuples of 2 or 3, got {type(part)}")
-    fold(tokens, str, str, lambda left, connective, right: connective)
+    fold_formula(tokens, str, str, lambda left, connective, right: connective)
     return tuple(tokens)
 
 # %% ../../nbs/logic.ipynb #55132db6
@@ -114,9 +114,9 @@ def truth_table(
     tokens: Sequence[str],  # w, one formula, (n,)
 ) -> int:                   # bit w: whether it holds in world w, 64 bits
     "The worlds in which a formula holds, one bit each."
-    return fold(tokens, TABLES.__getitem__, lambda table: EVERYWHERE ^ table,
-                lambda left, connective, right:
-                left & right if connective == "and" else left | right)
+    return fold_formula(tokens, TABLES.__getitem__, lambda table: EVERYWHERE ^ table,
+                        lambda left, connective, right:
+                        left & right if connective == "and" else left | right)
 
 # %% ../../nbs/logic.ipynb #c0f8c2d8
 REGIONS: dict[str, tuple[bool, ...]] = {      # which are not empty: both, left, right, neither
@@ -152,7 +152,7 @@ def relations(
     return names[tuple((region != 0).astype(int) for region in regions)]
 
 # %% ../../nbs/logic.ipynb #3f813fd7
-class Pair(NamedTuple):
+class LogicPair(NamedTuple):
     "Two formulas and how the left one is related to the right one."
     label: str                # one of RELATIONS
     left: tuple[str, ...]     # w, (n1,)
@@ -175,8 +175,8 @@ def fields_of(
     return fields
 
 # %% ../../nbs/logic.ipynb #ff270e03
-def check_labels(
-    pairs: Sequence[Pair],    # what the lines say
+def check_relation_labels(
+    pairs: Sequence[LogicPair],  # what the lines say
     tables: Sequence,         # truth tables of both sides, (B, 2)
     name: str,                # what errors call the source
 ):
@@ -194,7 +194,7 @@ def check_labels(
 def parse_lines(
     lines: Iterable[bytes],   # label, tab, left, tab, right
     name: str = "line",       # what errors call the source; the number of the line follows
-) -> list[Pair]:              # one a line
+) -> list[LogicPair]:         # one a line
     "Read lines of pairs and check everything about them."
     pairs, tables, known = [], [], {}
     for number, line in enumerate(lines, 1):
@@ -207,9 +207,9 @@ def parse_lines(
         except LogicError as problem:
             raise LogicError(f"{name}:{number}: {problem}") from None
         (left, left_table), (right, right_table) = (known[text] for text in texts)
-        pairs.append(Pair(label, left, right))
+        pairs.append(LogicPair(label, left, right))
         tables.append((left_table, right_table))
-    check_labels(pairs, tables, name)
+    check_relation_labels(pairs, tables, name)
     return pairs
 
 # %% ../../nbs/logic.ipynb #6b15b82b
@@ -219,7 +219,7 @@ class MissingFileError(LogicError, FileNotFoundError):
 
 def read_pairs(
     path: str | Path,         # a file of the published format, plain or .xz
-) -> list[Pair]:              # one a line
+) -> list[LogicPair]:         # one a line
     "Read a file of pairs and check every line of it."
     try:
         with open(path, "rb") as file:
@@ -240,7 +240,7 @@ def read_pairs(
 # %% ../../nbs/logic.ipynb #228f9d41
 def write_pairs(
     path: str | Path,         # where to; compressed if the name ends in .xz
-    pairs: Iterable[Pair],    # at least one
+    pairs: Iterable[LogicPair],  # at least one
 ) -> Path:                    # the file written
     "Write pairs in the published format; the file appears whole or not at all."
     lines = ["\t".join((label, " ".join(left), " ".join(right))).encode() + b"\n"
@@ -260,7 +260,7 @@ def operators(
 
 
 def file_number(
-    pair: Pair,              # two formulas
+    pair: LogicPair,         # two formulas
 ) -> int:                    # 0 to 12
     "The published file that a pair belongs to: operators of the longer side, at most 12."
     return min(12, max(operators(pair.left), operators(pair.right)))
@@ -269,10 +269,10 @@ def file_number(
 FILES: tuple[str, ...] = tuple(f"{part}{k}" for part in ("train", "test") for k in range(13))
 
 # %% ../../nbs/logic.ipynb #b4f6821d
-def published(
+def published_logic(
     folder: str | Path | None = None,    # where; None: propositionallogic in the data folder
     names: Iterable[str] = FILES,        # which of them
-) -> dict[str, list[Pair]]:              # name -> pairs
+) -> dict[str, list[LogicPair]]:         # name -> pairs
     "The published files, every line checked (Bowman et al. 2015, cut by Shen et al. 2019)."
     folder = data_folder() / "propositionallogic" if folder is None else Path(folder)
     files = {}
@@ -287,8 +287,8 @@ def published(
 
 # %% ../../nbs/logic.ipynb #3bf47c33
 def every_tenth(
-    pairs: Iterable[Pair],                # in the order of the files
-) -> tuple[list[Pair], list[Pair]]:       # for training; every tenth, for validation
+    pairs: Iterable[LogicPair],           # in the order of the files
+) -> tuple[list[LogicPair], list[LogicPair]]:  # for training; every tenth, for validation
     "Hold out pairs 10, 20, 30, ... for validation (Shen et al. 2019)."
     pairs = list(pairs)
     return [pair for row, pair in enumerate(pairs, 1) if row % 10], pairs[9::10]
@@ -296,20 +296,20 @@ def every_tenth(
 
 def training(
     max_operators: int = 6,                        # train on files 0 to this, 0 to 12
-    files: dict[str, list[Pair]] | None = None,    # name -> pairs; None: the published ones
-) -> tuple[list[Pair], list[Pair]]:                # for training; for validation
+    files: dict[str, list[LogicPair]] | None = None,  # name -> pairs; None: the published ones
+) -> tuple[list[LogicPair], list[LogicPair]]:      # for training; for validation
     "What a model may learn from, and what it is selected by (crvnn §4.1.1)."
     names = [f"train{k}" for k in range(max_operators + 1)]
-    files = published(names=names) if files is None else files
+    files = published_logic(names=names) if files is None else files
     return every_tenth(pair for name in names for pair in files[name])
 
 
 def official_tests(
-    files: dict[str, list[Pair]] | None = None,    # name -> pairs; None: the published ones
-) -> dict[int, list[Pair]]:                        # number of operators, 0 to 12 -> pairs
+    files: dict[str, list[LogicPair]] | None = None,  # name -> pairs; None: the published ones
+) -> dict[int, list[LogicPair]]:                   # number of operators, 0 to 12 -> pairs
     "The tests, by their number of operators (crvnn §4.1.1)."
     names = {k: f"test{k}" for k in range(13)}
-    files = published(names=names.values()) if files is None else files
+    files = published_logic(names=names.values()) if files is None else files
     return {k: files[name] for k, name in names.items()}
 
 # %% ../../nbs/logic.ipynb #eaf2c7a6
@@ -337,7 +337,7 @@ def connect(
     return Drawn(parts | symbol, table, left.nots + right.nots, left.joins + right.joins + 1)
 
 # %% ../../nbs/logic.ipynb #3b9a3b98
-def grow(
+def grow_formula(
     random: np.random.Generator,            # source of chance
     pool: np.ndarray,                       # numbers of the variables to use, (B, V) in 0 to 5
     operator_probability: float = 4 / 9,    # that a place above the last level is a connective
@@ -350,7 +350,7 @@ def grow(
     zeros = np.zeros(count, np.int64)
     drawn = Drawn(symbol.astype(np.uint64), VARIABLE_TABLES[symbol], zeros, zeros)
     if levels > 1:
-        left, right = (grow(random, pool, *chances, levels - 1) for _ in range(2))
+        left, right = (grow_formula(random, pool, *chances, levels - 1) for _ in range(2))
         either, joined = random.integers(2, size=count) > 0, random.random(count) < chances[0]
         parts = connect(left, right, either, bits=4 * (2**(levels - 1) - 1))
         drawn = Drawn(*(np.where(joined, part, leaf) for part, leaf in zip(parts, drawn)))
@@ -375,7 +375,7 @@ def spell(
     return ("(", "not", *tokens, ")") if negated else tokens
 
 # %% ../../nbs/logic.ipynb #1c5d9ab6
-def draw(
+def draw_formula(
     random: np.random.Generator,  # source of chance
     count: int,                   # pairs to draw, of which those without relation are dropped
     variables: int = 4,           # how many of the six a pair may use, 1 to 6
@@ -383,31 +383,31 @@ def draw(
 ) -> Drawn:                       # left and right, (2, B)
     "Draw pairs of formulas over common variables (Bowman et al. 2015)."
     pool = random.permuted(np.tile(np.arange(6), (count, 1)), axis=1)[:, :variables]
-    drawn = grow(random, np.concatenate([pool, pool]), **chances)
+    drawn = grow_formula(random, np.concatenate([pool, pool]), **chances)
     drawn = Drawn(*(column.reshape(2, count) for column in drawn))
     kept = ((drawn.table != 0) & (~drawn.table != 0)).all(0)
     return Drawn(*(column[:, kept] for column in drawn))
 
 # %% ../../nbs/logic.ipynb #91b74851
-def stream(
+def stream_pairs(
     seed: int,                    # what the pairs follow from
     **rules,                      # of `draw`: variables, operator_probability, ...
 ) -> Iterator[Drawn]:             # some thousand pairs each, (2, B)
     "Pairs without end, in pieces."
     random = np.random.default_rng(seed)
     while True:
-        yield draw(random, 4096, **rules)
+        yield draw_formula(random, 4096, **rules)
 
 
 def draw_pairs(
     seed: int,                    # what the pairs follow from
     **rules,                      # of `draw`: variables, operator_probability, ...
-) -> Iterator[Pair]:              # the same pair may come again
+) -> Iterator[LogicPair]:         # the same pair may come again
     "Pairs without end, one by one."
-    for drawn in stream(seed, **rules):
+    for drawn in stream_pairs(seed, **rules):
         labels = relations(*drawn.table)
         for label, left, right in zip(labels.tolist(), *drawn.code.tolist()):
-            yield Pair(RELATIONS[label], spell(left), spell(right))
+            yield LogicPair(RELATIONS[label], spell(left), spell(right))
 
 # %% ../../nbs/logic.ipynb #aaaec479
 def first_seen(
@@ -429,7 +429,7 @@ def draw_many(
 ) -> Drawn:          # (2, draws)
     "So many pairs as arrays."
     pieces, count = [], 0
-    for drawn in stream(seed, **rules):
+    for drawn in stream_pairs(seed, **rules):
         pieces.append(drawn)
         count += drawn.code.shape[1]
         if count >= draws:
@@ -447,10 +447,10 @@ def make_files(
     draws: int = 500_000,     # pairs to draw, >= 1, before those seen before are dropped
     seed: int = 0,            # what they follow from
     **rules,                  # of `draw`: variables, operator_probability, ...
-) -> dict[str, list[Pair]]:   # name -> pairs, as `published` returns them
+) -> dict[str, list[LogicPair]]:  # name -> pairs, as `published` returns them
     "Draw a data set as the published one was drawn (Bowman et al. 2015)."
     drawn = first_seen(draw_many(draws, seed, **rules))
-    pairs = [Pair(RELATIONS[label], spell(left), spell(right)) for label, left, right
+    pairs = [LogicPair(RELATIONS[label], spell(left), spell(right)) for label, left, right
              in zip(relations(*drawn.table).tolist(), *drawn.code.tolist())]
     files = {name: [] for name in FILES}
     for k in range(13):
@@ -501,29 +501,29 @@ def has_pattern(
     return any(part in text for part in PATTERNS[split])
 
 # %% ../../nbs/logic.ipynb #32ab3d37
-class Split(NamedTuple):
+class SystematicitySplit(NamedTuple):
     "Which pairs a model learns from, is selected by, and is asked about."
-    train: list[Pair]        # without the pattern
-    validation: list[Pair]   # without the pattern, too
-    test: list[Pair]         # with the pattern on at least one side
+    train: list[LogicPair]   # without the pattern
+    validation: list[LogicPair]  # without the pattern, too
+    test: list[LogicPair]    # with the pattern on at least one side
 
 
 def systematicity(
     split: str,                                    # A, B or C
-    files: dict[str, list[Pair]] | None = None,    # name -> pairs; None: the published ones
+    files: dict[str, list[LogicPair]] | None = None,  # name -> pairs; None: the published ones
     max_operators: int = 6,                        # uses training files 0 to this, 0 to 12
-) -> Split:
+) -> SystematicitySplit:
     "Hold a pattern out of the training files and ask about it (crvnn §4.1.2)."
     names = [f"train{k}" for k in range(max_operators + 1)]
-    files = published(names=names) if files is None else files
+    files = published_logic(names=names) if files is None else files
     kept, held = [], []
     for pair in (pair for name in names for pair in files[name]):
         with_it = has_pattern(pair.left, split) or has_pattern(pair.right, split)
         (held if with_it else kept).append(pair)
-    return Split(*every_tenth(kept), held)
+    return SystematicitySplit(*every_tenth(kept), held)
 
 # %% ../../nbs/logic.ipynb #2f924b2b
-def composition_steps(
+def formula_steps(
     tokens: Sequence[str],    # w, one formula, (n,)
     brackets: bool = True,    # whether brackets are leaves of the tree, or left out
 ) -> list[int]:               # round in which each leaf is sent right, 0 for the last
@@ -544,7 +544,7 @@ def composition_steps(
     return steps
 
 # %% ../../nbs/logic.ipynb #3b1f4a31
-class Batch(NamedTuple):
+class LogicBatch(NamedTuple):
     "Several pairs as tensors; the second axis is left and right."
     ids: "torch.Tensor"     # token numbers, 0 on padding, (B, 2, N) int64
     mask: "torch.Tensor"    # True = token, (B, 2, N) bool
@@ -553,22 +553,22 @@ class Batch(NamedTuple):
 
 
 def pair_length(
-    pair: Pair,             # two formulas
+    pair: LogicPair,        # two formulas
 ) -> int:                   # tokens of the longer side
     "What a pair takes up in a batch."
     return max(len(pair.left), len(pair.right))
 
 # %% ../../nbs/logic.ipynb #24761d15
-def collate(
-    pairs: Sequence[Pair],    # at least one
+def collate_logic(
+    pairs: Sequence[LogicPair],  # at least one
     brackets: bool = True,    # whether brackets are tokens, or left out
-) -> Batch:
+) -> LogicBatch:
     "Stack pairs into one padded batch."
     import torch
     if not pairs:
         raise LogicError("a batch needs at least one pair")
     rows = [tokens for pair in pairs for tokens in (pair.left, pair.right)]
-    trees = [composition_steps(tokens, brackets) for tokens in rows]
+    trees = [formula_steps(tokens, brackets) for tokens in rows]
     lengths = torch.tensor([len(tree) for tree in trees])
     ids, steps = np.zeros((2, len(rows), int(lengths.max())), np.int64)
     for row, (tokens, tree) in enumerate(zip(rows, trees)):
@@ -579,4 +579,4 @@ def collate(
     labels = torch.tensor([RELATIONS.index(pair.label) for pair in pairs])
     ids, mask, steps = (rows.reshape(len(pairs), 2, -1)
                         for rows in (torch.from_numpy(ids), mask, torch.from_numpy(steps)))
-    return Batch(ids, mask, steps, labels)
+    return LogicBatch(ids, mask, steps, labels)

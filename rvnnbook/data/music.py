@@ -3,8 +3,8 @@
 # %% auto #0
 __all__ = ['KEYS', 'SEMITONES', 'PARTS', 'COLLECTIONS', 'PUBLISHED', 'CHORDS', 'FOLLOWS', 'MusicError', 'key', 'piano_roll',
            'chords_of', 'check_roll', 'Music', 'matlab', 'pack_music', 'variables', 'pieces_of', 'parse_music',
-           'MissingFileError', 'read_music', 'write_music', 'published', 'Counts', 'count_keys', 'numbers', 'walk',
-           'make_music', 'Batch', 'collate']
+           'MissingFileError', 'read_music', 'write_music', 'published_music', 'KeyCounts', 'count_keys', 'numbers',
+           'random_melody', 'make_music', 'MusicBatch', 'collate_music']
 
 # %% ../../nbs/music.ipynb #7a0d3b67
 import hashlib
@@ -205,21 +205,21 @@ def write_music(
     return write_whole(Path(path), pack_music(music))
 
 # %% ../../nbs/music.ipynb #d9cd1398
-def published(
+def published_music(
     name: str,                         # one of COLLECTIONS
     folder: str | Path | None = None,  # where; None: polymusic in the data folder
 ) -> Music:
     "A published collection, as it was cut by its authors (Boulanger-Lewandowski et al. 2012)."
-    from rvnnbook.data.catalog import find
+    from rvnnbook.data.catalog import find_dataset
     if name not in COLLECTIONS:
         raise MusicError(f"no collection {name!r}; there are {', '.join(COLLECTIONS)}")
     file, _ = COLLECTIONS[name]
-    checksums = {Path(each.path).name: each.checksum for each in find("polymusic").files}
+    checksums = {Path(each.path).name: each.checksum for each in find_dataset("polymusic").files}
     folder = data_folder() / "polymusic" if folder is None else Path(folder)
     return read_music(folder / file, checksums[file])
 
 # %% ../../nbs/music.ipynb #0f488a07
-class Counts(NamedTuple):
+class KeyCounts(NamedTuple):
     "What can be said of many steps without their order."
     steps: int                 # how many there are
     keys: tuple[int, ...]      # in how many of them each key sounds, (88,)
@@ -228,11 +228,11 @@ class Counts(NamedTuple):
 # %% ../../nbs/music.ipynb #9ce9e97d
 def count_keys(
     pieces: Iterable[np.ndarray],   # rolls, (T, 88) each, at least one
-) -> Counts:
+) -> KeyCounts:
     "Count keys and sizes of chords."
     steps = np.concatenate(list(pieces))
-    return Counts(len(steps), tuple(steps.sum(0, dtype=int).tolist()),
-                  tuple(np.bincount(steps.sum(1, dtype=int)).tolist()))
+    return KeyCounts(len(steps), tuple(steps.sum(0, dtype=int).tolist()),
+                     tuple(np.bincount(steps.sum(1, dtype=int)).tolist()))
 
 # %% ../../nbs/music.ipynb #a7ef2d9b
 def numbers(
@@ -242,27 +242,27 @@ def numbers(
     return tuple(map(int, text.split()))
 
 
-PUBLISHED: dict[str, Counts] = {      # of the training part of each collection
-    "jsb": Counts(13807, *map(numbers, (
+PUBLISHED: dict[str, KeyCounts] = {   # of the training part of each collection
+    "jsb": KeyCounts(13807, *map(numbers, (
         "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 3 0 0 6 0 228 7 56 108 101 282 38 780 226 "
         "404 316 274 2543 111 1059 952 1206 1477 250 3858 753 1552 1187 1505 4507 208 2924 1761 "
         "2398 2193 229 5759 646 1668 1152 1355 3733 56 2140 842 956 875 40 857 39 131 38 15 20 0 "
         "0 0 0 0 0 0 0 0 0 0 0",
         "18 6 9 1296 12478"))),
-    "nottingham": Counts(176561, *map(numbers, (
+    "nottingham": KeyCounts(176561, *map(numbers, (
         "0 0 0 0 0 0 0 0 0 0 28 0 0 28 0 587 0 169 12 136 390 21 1390 154 227 1240 839 36256 28 "
         "8881 3133 34284 28100 1913 65404 2291 34860 4592 28332 85028 564 41291 7098 58182 29184 "
         "1850 65484 711 16972 2498 8421 31938 216 19841 2399 21400 11192 629 19332 595 7917 910 "
         "3359 6881 26 1444 114 578 42 0 8 0 4 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
         "487 5461 2534 6171 139673 21967 90 134 40 4"))),
-    "piano_midi": Counts(75911, *map(numbers, (
+    "piano_midi": KeyCounts(75911, *map(numbers, (
         "11 11 39 641 51 143 199 383 514 229 2108 730 483 680 936 3613 489 1564 1248 1406 2079 "
         "765 6798 1928 1765 1610 2494 7694 1252 5076 3410 4405 4819 1895 12515 4165 3937 3487 "
         "6087 12578 2102 7873 5883 7416 7833 2803 13208 4552 4458 3296 6140 10307 1912 6084 4251 "
         "5093 4529 1651 6865 2387 2144 1416 2231 3529 559 1788 1063 1109 926 263 1274 345 221 162 "
         "194 415 45 106 62 66 69 19 126 46 7 6 4 14",
         "4917 10192 14674 15583 16308 8587 3921 936 672 58 41 17 5"))),
-    "musedata": Counts(245202, *map(numbers, (
+    "musedata": KeyCounts(245202, *map(numbers, (
         "20 14 75 584 14 362 84 583 656 230 4073 349 1483 608 1901 9268 537 5533 1563 5248 6074 "
         "2063 23958 2521 7961 3779 8190 32313 1687 19080 6629 18342 18880 5608 48622 6698 21073 "
         "9085 22045 49464 3516 41006 11132 31911 26690 8451 59123 8531 27397 11297 26439 51173 "
@@ -280,7 +280,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {     # what may come next; silence follow
     "G": ("C", "Am"), "Am": ("Dm", "Em", "F"), "": ("C",)}
 
 # %% ../../nbs/music.ipynb #38ff2ce7
-def walk(
+def random_melody(
     random: Random,          # source of chance
 ) -> Iterator[str]:          # the chord of each step, without end
     "Wander over the chords, beginning with C."
@@ -303,19 +303,19 @@ def make_music(
     random, rows = Random(seed), dict(zip(CHORDS, piano_roll(CHORDS.values())))
     def piece():
         steps = random.randint(shortest, longest)
-        return np.stack([rows[chord] for chord in islice(walk(random), steps)])
+        return np.stack([rows[chord] for chord in islice(random_melody(random), steps)])
     return Music(*([piece() for _ in range(size)] for size in sizes))
 
 # %% ../../nbs/music.ipynb #18068ffd
-class Batch(NamedTuple):
+class MusicBatch(NamedTuple):
     "Several pieces as tensors."
     rolls: "torch.Tensor"    # x, 1 where a key sounds, 0 on padding, (B, T, 88) float32
     mask: "torch.Tensor"     # True = step of the piece, (B, T) bool
 
 # %% ../../nbs/music.ipynb #0a175cd3
-def collate(
+def collate_music(
     pieces: Sequence[np.ndarray],    # at least one, each (T, 88) with T >= 1
-) -> Batch:
+) -> MusicBatch:
     "Stack pieces into one padded batch."
     import torch
     if not pieces:
@@ -325,4 +325,4 @@ def collate(
     rolls = np.zeros((len(pieces), int(lengths.max()), KEYS), np.float32)
     for row, piece in zip(rolls, pieces):
         row[:len(piece)] = piece
-    return Batch(torch.from_numpy(rolls), torch.arange(rolls.shape[1]) < lengths[:, None])
+    return MusicBatch(torch.from_numpy(rolls), torch.arange(rolls.shape[1]) < lengths[:, None])

@@ -2,11 +2,11 @@
 
 # %% auto #0
 __all__ = ['SENTIMENTS', 'GRADES', 'INFERENCES', 'PARAPHRASES', 'CITATIONS', 'ESCAPES', 'ESCAPED', 'OPENING', 'WORD', 'BREAK',
-           'TOKEN', 'BYTES', 'UNKNOWN', 'ADJECTIVES', 'Sentence', 'Tree', 'Pair', 'Translation', 'TextError',
-           'MissingFileError', 'unescape', 'parse_tree', 'tree_line', 'binary', 'phrases', 'stream', 'lines_of',
-           'read_lines', 'read_trees', 'read_numbered', 'spaces', 'words', 'byte_tokens', 'installed', 'sides_of',
-           'vocabulary_for', 'write_vocabulary', 'read_vocabulary', 'Batch', 'length_of', 'collate', 'opinion',
-           'make_trees', 'subtrees']
+           'TOKEN', 'BYTES', 'UNKNOWN', 'ADJECTIVES', 'Sentence', 'SentenceTree', 'SentencePair', 'Translation',
+           'TextError', 'MissingFileError', 'unescape', 'parse_tree', 'tree_line', 'binary', 'phrases', 'stream_corpus',
+           'lines_of', 'read_lines', 'read_trees', 'read_numbered', 'spaces', 'words', 'byte_tokens', 'installed',
+           'sides_of', 'vocabulary_for', 'write_vocabulary', 'read_vocabulary', 'TextBatch', 'length_of',
+           'collate_text', 'opinion', 'make_trees', 'subtrees']
 
 # %% ../../nbs/text.ipynb #c33afe0a
 import json
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .batches import Vocabulary, vocabulary_of
+from .batches import Vocabulary, build_vocabulary
 from .listops import data_folder, write_whole
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Sentence(NamedTuple):
     tokens: tuple[str, ...]    # w, (n,)
 
 
-class Tree(NamedTuple):
+class SentenceTree(NamedTuple):
     "A sentence with its tree and a label for every phrase."
     label: str                 # of the whole, one of GRADES
     tokens: tuple[str, ...]    # w, (n,)
@@ -51,7 +51,7 @@ class Tree(NamedTuple):
     grades: dict[tuple[int, int], str]   # label of each phrase, by its first and last position
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     "Two sentences and how they are related."
     label: str | None          # one of a tuple of labels; None: it is not told
     left: tuple[str, ...]      # w, (n1,)
@@ -90,7 +90,7 @@ WORD: re.Pattern = re.compile(r"([^() ]+)\)")
 
 def parse_tree(
     line: str,      # brackets with grades, such as (3 (2 not) (1 bad))
-) -> Tree:
+) -> SentenceTree:
     "Read a tree of the treebank (Socher et al. 2013)."
     tokens, steps, grades, waiting, at = [], [], {}, [], 0
     due = "( and a grade from 0 to 4"
@@ -121,11 +121,11 @@ def parse_tree(
             steps[left[0]] = height = 1 + max(left[1], height)
     if waiting or at < len(line) or not tokens:
         raise TextError(f"column {at + 1}: expected {due}, got {line[at:at + 9]!r}")
-    return Tree(grades[0, len(tokens) - 1], tuple(tokens), tuple(steps), grades)
+    return SentenceTree(grades[0, len(tokens) - 1], tuple(tokens), tuple(steps), grades)
 
 # %% ../../nbs/text.ipynb #d24893b3
 def tree_line(
-    tree: Tree,     # a sentence with its phrases
+    tree: SentenceTree,  # a sentence with its phrases
 ) -> str:           # brackets with grades
     "Write a tree as the treebank does."
     opening, closing = [""] * len(tree.tokens), [""] * len(tree.tokens)
@@ -138,8 +138,8 @@ def tree_line(
 
 # %% ../../nbs/text.ipynb #96955d08
 def binary(
-    examples: Iterable[Sentence | Tree],   # labels are grades
-) -> list[Sentence | Tree]:                # labels are sentiments; neutral ones are gone
+    examples: Iterable[Sentence | SentenceTree],  # labels are grades
+) -> list[Sentence | SentenceTree]:        # labels are sentiments; neutral ones are gone
     "Make the two-way task of the five-way one: SST-2 of SST-5."
     halves = dict(zip(GRADES, ("negative", "negative", None, "positive", "positive")))
     return [example._replace(label=halves[example.label]) for example in examples
@@ -147,7 +147,7 @@ def binary(
 
 
 def phrases(
-    trees: Iterable[Tree],     # with grades
+    trees: Iterable[SentenceTree],  # with grades
 ) -> Iterator[Sentence]:       # 2 n - 1 of a tree with n tokens; the whole is the longest
     "Every phrase of every tree with its own grade."
     for tree in trees:
@@ -155,7 +155,7 @@ def phrases(
             yield Sentence(grade, tree.tokens[first:last + 1])
 
 # %% ../../nbs/text.ipynb #5e208e3b
-def stream(
+def stream_corpus(
     path: Path,                # plain, .xz, or an archive if there is a member
     member: str | None,        # of a .zip or .tar archive
     close: ExitStack,          # closes what is opened
@@ -179,7 +179,7 @@ def lines_of(
     number = 0
     try:
         with ExitStack() as close:
-            for number, line in enumerate(stream(Path(path), member, close), 1):
+            for number, line in enumerate(stream_corpus(Path(path), member, close), 1):
                 line = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield line.removesuffix("\n").removesuffix("\r")
     except FileNotFoundError:
@@ -214,7 +214,7 @@ def read_lines(
 
 def read_trees(
     path: str | Path,            # of the treebank's format
-) -> list[Tree]:
+) -> list[SentenceTree]:
     "Read a file of trees (Socher et al. 2013)."
     return read_lines(path, parse_tree)
 
@@ -272,12 +272,12 @@ def installed(
     name: str,                   # of a file in the catalog, such as sst/trees/dev.txt
 ) -> Path:                       # in the data folder, plain or .xz
     "Where a file of the catalog is, or an error that says how to get it."
-    from rvnnbook.data.catalog import find
+    from rvnnbook.data.catalog import find_dataset
     plain = data_folder() / name
     packed = plain.with_name(f"{plain.name}.xz")
     if plain.exists() or packed.exists():
         return plain if plain.exists() else packed
-    dataset = find(name.partition("/")[0])
+    dataset = find_dataset(name.partition("/")[0])
     known = all(file.address for file in dataset.files) and dataset.files
     raise MissingFileError(f"{plain}: not installed. Remedy: rvnnbook data "
                            + (f"get {dataset.name}" if known else f"add {dataset.name} PATH")
@@ -288,10 +288,10 @@ UNKNOWN: str = "<unk>"
 
 
 def sides_of(
-    example: Sentence | Tree | Pair | Translation,  # of any kind
+    example: Sentence | SentenceTree | SentencePair | Translation,  # of any kind
 ) -> tuple[tuple[str, ...], ...]:        # one sequence of tokens, or two
     "The sequences of tokens in an example."
-    if isinstance(example, (Sentence, Tree)):
+    if isinstance(example, (Sentence, SentenceTree)):
         return (example.tokens,)
     return tuple(example[-2:])
 
@@ -302,7 +302,7 @@ def vocabulary_for(
 ) -> Vocabulary:                 # the unknown token first, then frequent before rare
     "The vocabulary of a training set, with a token for all that are left out."
     sentences = (side for example in examples for side in sides_of(example))
-    return vocabulary_of(sentences, least, special=[UNKNOWN], unknown=UNKNOWN)
+    return build_vocabulary(sentences, least, special=[UNKNOWN], unknown=UNKNOWN)
 
 # %% ../../nbs/text.ipynb #02c016bb
 def write_vocabulary(
@@ -329,7 +329,7 @@ def read_vocabulary(
         raise TextError(f"{path}: this is no vocabulary ({problem})") from None
 
 # %% ../../nbs/text.ipynb #34fa76e9
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     "Several examples as tensors; those of pairs have the axis left and right after B."
     ids: "torch.Tensor"     # token numbers, 0 on padding, (B, N) or (B, 2, N) int64
     mask: "torch.Tensor"    # True = token, of the same shape, bool
@@ -338,17 +338,17 @@ class Batch(NamedTuple):
 
 
 def length_of(
-    example: Sentence | Tree | Pair,   # of any kind
+    example: Sentence | SentenceTree | SentencePair,  # of any kind
 ) -> int:                              # tokens of its longer side
     "What an example takes up in a batch."
     return max(map(len, sides_of(example)))
 
 # %% ../../nbs/text.ipynb #bb6b287b
-def collate(
+def collate_text(
     examples: Sequence,              # of one kind, at least one, with labels
     vocabulary: Vocabulary,          # of the training part
     labels: Sequence[str],           # the number of a label is its place here
-) -> Batch:
+) -> TextBatch:
     "Stack sentences, trees or pairs into one padded batch."
     import torch
     if not examples or len(set(map(type, examples))) > 1:
@@ -362,14 +362,14 @@ def collate(
     for row, tokens in enumerate(rows):
         ids[row, :len(tokens)] = vocabulary.encode(tokens)
     for row, example in enumerate(examples):
-        if isinstance(example, Tree):
+        if isinstance(example, SentenceTree):
             steps[row, :len(example.tokens)] = example.steps
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    shape = (len(examples), 2, -1) if isinstance(examples[0], Pair) else (len(examples), -1)
+    shape = (len(examples), 2, -1) if isinstance(examples[0], SentencePair) else (len(examples), -1)
     ids, mask, steps = (rows.reshape(shape) for rows in
                         (torch.from_numpy(ids), mask, torch.from_numpy(steps)))
     numbers = torch.tensor([labels.index(example.label) for example in examples])
-    return Batch(ids, mask, steps, numbers)
+    return TextBatch(ids, mask, steps, numbers)
 
 # %% ../../nbs/text.ipynb #f6764f7a
 ADJECTIVES: dict[str, int] = {"awful": 0, "dull": 1, "long": 2, "funny": 3, "superb": 4}
@@ -399,16 +399,16 @@ def make_trees(
     count: int,              # how many
     seed: int = 0,           # what they follow from
     levels: int = 3,         # how often a clause may be divided by but, at most
-) -> list[Tree]:             # the same may come again
+) -> list[SentenceTree]:     # the same may come again
     "Draw a treebank."
     random = Random(seed)
     return [parse_tree(opinion(random, levels)[1]) for _ in range(count)]
 
 # %% ../../nbs/text.ipynb #eaf4f188
 def subtrees(
-    trees: Iterable[Tree],     # with grades
+    trees: Iterable[SentenceTree],  # with grades
     least: int = 1,            # tokens that a phrase needs, >= 1
-) -> Iterator[Tree]:           # each phrase as a tree of its own
+) -> Iterator[SentenceTree]:   # each phrase as a tree of its own
     "Every phrase of every tree, with its tree (Socher et al. 2013)."
     for tree in trees:
         for (first, last), grade in tree.grades.items():
@@ -416,5 +416,5 @@ def subtrees(
                 inside = {(start - first, end - first): label
                           for (start, end), label in tree.grades.items()
                           if first <= start and end <= last}
-                yield Tree(grade, tree.tokens[first:last + 1],
-                           (*tree.steps[first:last], 0), inside)
+                yield SentenceTree(grade, tree.tokens[first:last + 1],
+                                   (*tree.steps[first:last], 0), inside)

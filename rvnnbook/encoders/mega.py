@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoding, check_batch
+from ..core import EncoderOutput, check_batch
 from .s4d_stack import mean_of_tokens
 from ..layers.s4d import convolve, power_sums
 
@@ -167,11 +167,11 @@ class MEGA(nn.Module):
         trees: Tensor | None = None,                 # not used: there is no tree
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the attention of every layer
-    ) -> Encoding:                                   # root (B, D), states (B, N, D)
+    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
         states, seen = check_batch(x, mask, self.dim), []
         for layer in self.layer:
             states, weights = layer(states, mask)
             seen += [weights.detach().float()] if trace else []
         states = torch.where(mask[..., None], self.final_norm(states), 0)
-        return Encoding(mean_of_tokens(states, mask), states,
-                        trace={"attention": torch.stack(seen)} if trace else None)
+        return EncoderOutput(mean_of_tokens(states, mask), states,
+                             trace={"attention": torch.stack(seen)} if trace else None)

@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['run_stack', 'stack_heights', 'slot_sums', 'memory_step', 'slot_shares', 'OrderedMemory', 'match_slots',
-           'ordered_memory_literal', 'climb', 'fit_window', 'read_memory', 'remember', 'compress', 'likely_heights',
-           'slot_trees']
+           'ordered_memory_literal', 'compose_slots', 'fit_window', 'read_memory', 'remember', 'compress',
+           'likely_heights', 'slot_trees']
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoding, check_batch, steps_from_tree
+from ..core import EncoderOutput, check_batch, steps_from_tree
 from .crvnn import check_choice
 from .recurrent_grc import STARTS
 from ..layers.cells import ACTIVATIONS, GRC
@@ -122,10 +122,10 @@ class OrderedMemory(nn.Module):
         trees: Tensor | None = None,                 # not used: the memory finds its own
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the choices and read a tree off them
-    ) -> Encoding:                                   # root (B, D), states (B, N, D)
+    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
         states, shares = remember(self, check_batch(x, mask, self.dim), mask)
         told = {"slots": shares.detach(), "trees": slot_trees(shares, mask)} if trace else None
-        return Encoding(states[torch.arange(len(x)), mask.sum(1) - 1], states, trace=told)
+        return EncoderOutput(states[torch.arange(len(x)), mask.sum(1) - 1], states, trace=told)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #b43184c4
 def match_slots(
@@ -159,7 +159,7 @@ def ordered_memory_literal(
     return torch.stack(outputs, 1), torch.stack(told, 1)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #f24be395
-def climb(
+def compose_slots(
     memory: OrderedMemory,    # its weights are used
     halves: tuple,            # W_h and W_m, the two halves of the cell's first matrix
     token: Tensor,            # x_t, (B, D)
@@ -204,7 +204,7 @@ def read_memory(
             above, below = slot_sums(shares)
             slots = torch.lerp(fit_window(slots, candidates.shape[1]), candidates, below[..., None])
         free = int((above == 0).all(0).sum())              # slots of the window without a share
-        made = climb(memory, halves, token, slots[:, free:], above[:, free:])
+        made = compose_slots(memory, halves, token, slots[:, free:], above[:, free:])
         pushed = [token] if len(made) < memory.slots else []
         candidates = torch.stack(pushed + made, 1)         # the window of the next step
         outputs.append(candidates[:, -1])

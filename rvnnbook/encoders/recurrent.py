@@ -7,7 +7,7 @@ __all__ = ['reverse_tokens', 'read_layer', 'read_to_the_end', 'LSTM']
 import torch
 from torch import Tensor, nn
 
-from ..core import Encoding, check_batch
+from ..core import EncoderOutput, check_batch
 
 # %% ../../nbs/implementations/recurrent.ipynb #319aee9b
 def reverse_tokens(
@@ -83,9 +83,9 @@ class LSTM(nn.Module):
         trees: Tensor | None = None,                 # not used: there is no tree
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the states in the trace
-    ) -> Encoding:                                   # root (B, D), states (B, N, D)
+    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
         states = read_layer(self.layers[0], check_batch(x, mask, self.dim), mask)
         for readers in self.layers[1:]:
             states = read_layer(readers, self.dropout(states), mask)
-        return Encoding(root=read_to_the_end(states, mask, self.directions), states=states,
-                        trace={"states": states} if trace else None)
+        return EncoderOutput(root=read_to_the_end(states, mask, self.directions), states=states,
+                             trace={"states": states} if trace else None)

@@ -7,7 +7,7 @@ __all__ = ['STARTS', 'fold_prefixes', 'fold_left', 'read_halves', 'RecurrentGRC'
 import torch
 from torch import Tensor, nn
 
-from ..core import Encoding, check_batch
+from ..core import EncoderOutput, check_batch
 from .crvnn import check_choice
 from .recurrent import read_to_the_end, reverse_tokens
 from ..layers.cells import GRC
@@ -90,10 +90,10 @@ class RecurrentGRC(nn.Module):
         trees: Tensor | None = None,                 # not used: there is no tree
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the states in the trace
-    ) -> Encoding:                                   # root (B, D), states (B, N, D)
+    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
         tokens = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim))).to(x.dtype)
         read = read_halves([self.fwd, self.bwd][:self.directions], tokens, mask, self.start)
         states = torch.where(mask[..., None], self.out(read), 0).to(x.dtype)
         root = (self.out(read_to_the_end(read, mask, self.directions)) if self.readout == "end"
                 else states.sum(1) / mask.sum(1, keepdim=True))
-        return Encoding(root, states, trace={"states": states} if trace else None)
+        return EncoderOutput(root, states, trace={"states": states} if trace else None)

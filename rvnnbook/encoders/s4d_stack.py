@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoding, check_batch
+from ..core import EncoderOutput, check_batch
 from ..layers.s4d import NORMS, S4DKernel, convolve
 
 # %% ../../nbs/implementations/s4d_stack.ipynb #91828cc8
@@ -88,10 +88,10 @@ class S4DStack(nn.Module):
         trees: Tensor | None = None,                 # not used: there is no tree
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the states after every layer
-    ) -> Encoding:                                   # root (B, D), states (B, N, D)
+    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
         history = [check_batch(x, mask, self.dim)]
         for block in self.s4d:
             history.append(torch.where(mask[..., None], block(history[-1], mask), 0))
         states = torch.where(mask[..., None], self.final_norm(history[-1]), 0)
-        return Encoding(mean_of_tokens(states, mask), states,
-                        trace={"states": torch.stack(history)} if trace else None)
+        return EncoderOutput(mean_of_tokens(states, mask), states,
+                             trace={"states": torch.stack(history)} if trace else None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..core import Encoding, check_batch
+from ..core import EncoderOutput, check_batch
 from .recurrent import read_layer, read_to_the_end
 from ..layers.scan import linear_scan
 
@@ -257,10 +257,10 @@ class SelfIRU(nn.Module):
         trees: Tensor | None = None,                 # not used: there is no tree
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep states and depth gates in the trace
-    ) -> Encoding:                                   # root (B, D), states (B, N, D)
+    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
         states = read_layer(self.readers, x := check_batch(x, mask, self.dim), mask)
         kept = {"states": states, "gates": depth_gates(self.readers, x)} if trace else None
-        return Encoding(read_to_the_end(states, mask, self.directions), states, trace=kept)
+        return EncoderOutput(read_to_the_end(states, mask, self.directions), states, trace=kept)
 
     def step(
         self,

@@ -2,14 +2,15 @@
 
 # %% auto #0
 __all__ = ['literal_attention', 'library_attention', 'SCANS', 'IRUS', 'PLAIN', 'COMPILED', 'AGAIN', 'SUBJECTS', 'SMALL',
-           'NO_ROOM', 'ANSWER', 'SAME', 'spread', 'problem', 'literal_crvnn', 'library_crvnn', 'training_step', 'noise',
-           'literal_beam', 'library_beam', 'replayed', 'inference', 'tables_kept', 'AttentionLayer', 'attend',
-           'multiplied', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned', 'scan_products', 'TreeOfGates',
-           'iru_loop', 'iru_steps', 'iru_products', 'attention_products', 'make_beam', 'Subject', 'partner',
-           'usual_forms', 'memory_level', 'memory_peak', 'clock', 'limit_growth', 'measure', 'compared', 'BenchError',
-           'answer', 'fresh', 'check_settings', 'known_counts', 'split_name', 'told', 'take_turns', 'gap', 'apart',
-           'summarize', 'cases', 'forms_of', 'by_length', 'ratio', 'bench_lines', 'last_two', 'growth', 'agreement',
-           'beside', 'grown', 'findings', 'completed', 'bench_record', 'bench', 'recorded', 'draw']
+           'NO_ROOM', 'ANSWER', 'SAME', 'spread', 'problem', 'literal_crvnn', 'library_crvnn', 'training_step',
+           'draw_noise', 'literal_beam', 'library_beam', 'replayed', 'inference', 'tables_kept', 'AttentionLayer',
+           'attend_by_form', 'multiplied', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned', 'scan_products',
+           'TreeOfGates', 'iru_loop', 'iru_steps', 'iru_products', 'attention_products', 'make_beam', 'Subject',
+           'partner', 'usual_forms', 'memory_level', 'memory_peak', 'clock', 'limit_growth', 'measure', 'compared',
+           'BenchError', 'answer_worker', 'fresh', 'check_settings', 'known_counts', 'split_name',
+           'describe_measurement', 'take_turns', 'gap', 'apart', 'summarize', 'cases', 'forms_of', 'by_length', 'ratio',
+           'bench_lines', 'last_two', 'growth', 'agreement', 'compare_forms', 'grown', 'findings',
+           'completed_measurement', 'bench_record', 'bench', 'recorded_bench', 'draw_inputs']
 
 # %% ../../nbs/workshop/bench.ipynb #e34a5204
 import gc
@@ -35,10 +36,11 @@ from torch import Tensor, nn
 
 from ..core import length_mask
 from ..encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
-from ..encoders.efficient_beam import (EfficientBeam, beam_search, encode, label,
-                                              literal_search, search, trace_back)
+from ..encoders.efficient_beam import (EfficientBeam, search_and_replay, encode_with_search,
+                                              label_nodes,
+                                              literal_search, arena_search, trace_back)
 from ..encoders.self_iru import IRU, self_iru_literal
-from .runs import append, code_hashes, new_record, read, results_folder, select
+from .runs import append, code_hashes, new_record, read_records, results_folder, select
 from ..layers.attention import geometric_attention, geometric_window
 from ..layers.scan import linear_scan, scan_indexed, scan_unbound
 
@@ -105,7 +107,7 @@ def training_step(
     return root.detach(), ask
 
 # %% ../../nbs/workshop/bench.ipynb #4386798e
-def noise(
+def draw_noise(
     x: Tensor,               # gives the device
 ) -> torch.Generator:
     "The same draws for every form."
@@ -117,7 +119,7 @@ def literal_beam(
     mask: Tensor,            # (B, N) bool
 ) -> tuple[Tensor, float, None]:          # root (B, D), no loss, no counts
     "The search as it is written, with all rows of states (rir section 2)."
-    return encode(encoder, x, mask, literal_search, noise(x)).root, 0.0, None
+    return encode_with_search(encoder, x, mask, literal_search, draw_noise(x)).root, 0.0, None
 
 def library_beam(
     encoder: EfficientBeam,  # its weights are used
@@ -125,7 +127,7 @@ def library_beam(
     mask: Tensor,            # (B, N) bool
 ) -> tuple[Tensor, float, Callable]:      # root (B, D), no loss, nodes replayed when asked (B,)
     "The encoder of this book."
-    root = encode(encoder, x, mask, beam_search, noise(x)).root
+    root = encode_with_search(encoder, x, mask, search_and_replay, draw_noise(x)).root
     return root, 0.0, partial(replayed, encoder, x, mask)
 
 # %% ../../nbs/workshop/bench.ipynb #3aaa3717
@@ -137,12 +139,12 @@ def replayed(
     "How many different nodes the final hypotheses consist of."
     counts = []
     def counted(encoder, leaves, lengths, generator, trace):
-        log = search(encoder, leaves, lengths, generator)
+        log = arena_search(encoder, leaves, lengths, generator)
         lines = trace_back(log, lengths)
-        _, keys = label(lines, len(log.arena))
+        _, keys = label_nodes(lines, len(log.arena))
         counts.extend(len(keys[made[made > 0]].unique()) for made in lines.made)
         return log.arena[log.roots, :encoder.dim], log.scores, None
-    encode(encoder, x, mask, counted, noise(x))
+    encode_with_search(encoder, x, mask, counted, draw_noise(x))
     return counts
 
 # %% ../../nbs/workshop/bench.ipynb #b98f0c3e
@@ -185,7 +187,7 @@ class AttentionLayer(nn.Module):
         self.heads = dim // 16 if dim % 16 == 0 else 1
         self.leaf, self.parts = nn.Linear(dim, dim), nn.Linear(dim, 3 * dim, bias=False)
 
-def attend(
+def attend_by_form(
     weigh: Callable,         # logits -> weights, (B, H, N, N) each
     layer: AttentionLayer,   # its weights are used
     x: Tensor,               # (B, N, D)
@@ -198,8 +200,8 @@ def attend(
     root = (weigh(logits) @ values).sum(-2).flatten(1)
     return root, 0.0, lambda: [tables_kept(weigh, logits)] * len(x)
 
-literal_attention = partial(attend, geometric_window)
-library_attention = partial(attend, geometric_attention)
+literal_attention = partial(attend_by_form, geometric_window)
+library_attention = partial(attend_by_form, geometric_attention)
 
 # %% ../../nbs/workshop/bench.ipynb #65c73c78
 def multiplied(
@@ -557,7 +559,7 @@ class BenchError(RuntimeError):
 NO_ROOM = (r"MemoryError|allocate|not enough memory|out of memory|bad_alloc"
            r"|could not create a (primitive|memory)")       # is said then; the last by oneDNN
 
-def answer():
+def answer_worker():
     "Runs in the fresh process: read a task, measure, write what was found."
     print(json.dumps(measure(**json.load(sys.stdin))))
 
@@ -642,7 +644,7 @@ def split_name(
     "What a line of the record is called."
     return f"n {'<=' if ragged else '='} {length}, batch {batch}, {form}"
 
-def told(
+def describe_measurement(
     found: dict,             # seconds and more, or what failed
 ) -> str:
     "A measurement or a median in words."
@@ -690,7 +692,7 @@ def take_turns(
             taken[form].append(found)
             metrics |= {split_name(length, batch, name, ragged): row
                         for name, row in summarize(taken, about.counts).items()}
-            tell(f"{split_name(length, batch, form, ragged)}: {told(found)}")
+            tell(f"{split_name(length, batch, form, ragged)}: {describe_measurement(found)}")
     return metrics
 
 # %% ../../nbs/workshop/bench.ipynb #ca66c1f8
@@ -800,7 +802,7 @@ def bench_lines(
         ratios = [ratio(metrics, name, case, form, kind) for name, kind in
                   (("seconds", "literal"), ("memory_mb", "literal"), ("seconds", "products"))]
         if "seconds" not in line:
-            lines.append([label, form, told(line), *["–"] * 9])
+            lines.append([label, form, describe_measurement(line), *["–"] * 9])
         else:
             lines.append([label, form, *map(shown, cells + ratios), shown(line.get(counts), ".1f"),
                           shown(line.get("root_gap"), ".0e"),
@@ -849,7 +851,7 @@ def agreement(
     return said
 
 # %% ../../nbs/workshop/bench.ipynb #d5db9bc5
-def beside(
+def compare_forms(
     metrics: dict[str, dict],  # what take_turns gave, or the metrics of its record
     batch: int,                # B
     form: str,                 # one of forms_of(metrics)
@@ -892,15 +894,15 @@ def findings(
     said = []
     libraries = [form for form in forms_of(metrics) if form.startswith("library")]
     for batch in dict.fromkeys(batch for _, batch in cases(metrics).values()):
-        said += [sentence for form in libraries for sentence in beside(metrics, batch, form)]
+        said += [sentence for form in libraries for sentence in compare_forms(metrics, batch, form)]
         said += grown(metrics, batch)
-    if failed := [f"{split} ({told(line)})" for split, line in metrics.items()
+    if failed := [f"{split} ({describe_measurement(line)})" for split, line in metrics.items()
                   if "seconds" not in line]:
         said.append(f"Without a result: {'; '.join(failed)}.")
     return said + agreement(metrics)
 
 # %% ../../nbs/workshop/bench.ipynb #5d6bb989
-def completed(
+def completed_measurement(
     subject: str,              # one of SUBJECTS
     settings: dict,            # parameters of take_turns, lengths among them
 ) -> dict:                     # all that say what is measured
@@ -928,7 +930,7 @@ def bench_record(
 ) -> dict:                     # a valid record
     "Put a benchmark down."
     from rvnnbook.lab.train import git_state, machine
-    settings = completed(subject, settings)
+    settings = completed_measurement(subject, settings)
     words = {"lengths": " ", "batches": " ", "forms": "; "}
     parameters = {name: words[name].join(map(str, value)) if name in words else value
                   for name, value in settings.items()}
@@ -948,7 +950,7 @@ def bench(
     tell: Callable = lambda line: None,  # called with a line after each measurement
 ) -> dict[str, dict]:          # "n = 100, batch 1, library" -> name -> number
     "Measure, and write it down where that is wanted."
-    settings, metrics = completed(subject, settings), {}
+    settings, metrics = completed_measurement(subject, settings), {}
     folder = results_folder(profile) if profile else None
     modules, started = code_hashes(), time.monotonic()
     try:
@@ -966,20 +968,20 @@ def bench(
     return metrics
 
 # %% ../../nbs/workshop/bench.ipynb #422dd3ca
-def recorded(
+def recorded_bench(
     subject: str,              # one of SUBJECTS
     ragged: bool = False,      # of ragged batches, or of sentences of one length
 ) -> tuple[dict, list[str]]:   # metrics; where they come from, in a sentence
     "What was recorded last with the cpu profile."
     from rvnnbook.lab.tables import provenance
-    last = [record for record in select(read(f"bench_{subject}"), profile="cpu")
+    last = [record for record in select(read_records(f"bench_{subject}"), profile="cpu")
             if record["parameters"].get("ragged", False) == ragged][-1:]
     if not last:
         return {}, ["There is no record yet."]
     return last[0]["metrics"], [f"Width {last[0]['parameters']['dim']}; {provenance(last)}; "
                                 f"{last[0]['rule']}; {last[0]['threads']} thread(s)."]
 
-def draw(
+def draw_inputs(
     axes: Sequence,            # of matplotlib: for the time and for the memory
     metrics: dict[str, dict],  # what take_turns gave, or the metrics of its record
     batch: int,                # B

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['BookError', 'find_root', 'pages', 'content_hash', 'versions', 'is_fresh', 'run_chapter', 'run_chapters',
            'clean_notebook', 'clean_source', 'sources', 'drift', 'check_drift', 'write_if_changed', 'run_time',
-           'published', 'stage', 'build_site', 'make_book']
+           'published_page', 'stage', 'build_site', 'make_book']
 
 # %% ../../nbs/workshop/book.ipynb #e9b60f90
 import filecmp
@@ -197,7 +197,7 @@ def run_time(
             "of processor time for its lessons, "
             f"{imports:.1f} s for imports, on one thread.*")
 
-def published(
+def published_page(
     executed: Path,        # executed chapter, its record beside it
 ) -> bytes:                # the notebook that readers see and download
     "An executed chapter with its run time written in and the executor's notes taken out."
@@ -231,7 +231,7 @@ def stage(
     for page in pages(root):
         executed = root / "build" / "executed" / f"{page}.ipynb"
         if (root / f"{page}.ipynb").exists():
-            wanted[f"{page}.ipynb"] = published(executed)
+            wanted[f"{page}.ipynb"] = published_page(executed)
     for name, content in wanted.items():
         write_if_changed(site / name, content)
     for path in [p for top in ("nbs", "_assets", "_ext") for p in (site / top).rglob("*")

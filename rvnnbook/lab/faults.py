@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from .runs import RecordError, check_results, identity, read
+from .runs import RecordError, check_results, identity, read_records
 from .sweep import holder, try_lock
 
 # %% ../../nbs/workshop/faults.ipynb #a58322d2
@@ -175,7 +175,7 @@ def scores(
 ) -> dict[str, list]:        # metrics of every record, by the identity of its run
     "What the runs of a clone came to."
     found = {}
-    for record in read("tiny", Path(clone) / "nbs" / "results"):
+    for record in read_records("tiny", Path(clone) / "nbs" / "results"):
         key = identity("tiny", record["parameters"], record["seed"])
         found.setdefault(key, []).append(record["metrics"])
     return found
@@ -264,7 +264,7 @@ def records_to_injure(
     def look():
         if wrong := check_results(folder):
             raise RecordError("; ".join(wrong))
-        found = read(records[0]["experiment"], folder)
+        found = read_records(records[0]["experiment"], folder)
         return found, [read_trace(record, folder) for record in found]
     return look, (RecordError,)
 

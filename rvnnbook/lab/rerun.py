@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from .guard import (
-    RAISED, Dead, Ending, Held, Limits, begin_cell, end_cell, guard, hold, noted_signals, read_note)
+from rvnnbook.lab.guard import (
+    RAISED, Dead, Ending, LockHeld, Limits, begin_cell, end_cell, guard, hold, collect_signals,
+    read_note)
 
 # %% ../../nbs/workshop/rerun.ipynb #4326489f
 TAGS = {"hide": "remove-cell", "default_exp": "remove-cell",
@@ -267,7 +268,7 @@ def _run_in_kernel(staged, partial, parameters, folder, line, told, disputed):
                 progress_bar=False, request_save_on_cell_execute=False, iopub_timeout=120, **told))
     except PapermillExecutionError as error:
         if told and error.ename in ("Held", "KeyboardInterrupt"):    # no fault of the notebook's
-            raise (Held(error.evalue) if error.ename == "Held" else KeyboardInterrupt) from None
+            raise (LockHeld(error.evalue) if error.ename == "Held" else KeyboardInterrupt) from None
         if not disputed:
             raise
         print(f"The run is complete. What its page says of all records needs another look: "
@@ -398,7 +399,7 @@ def rerun(
     plainly: bool = False,         # without a kernel
 ) -> tuple[Ending, Path]:          # what it came to; the executed copy, which need not exist
     "Check the parameters, then run the notebook with them, under guard."
-    with noted_signals() as signals:
+    with collect_signals() as signals:
         notebook, source = open_notebook(source), Path(source)
         checked = check_parameters(notebook, parameters)
         if plainly:

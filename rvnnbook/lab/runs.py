@@ -5,9 +5,9 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'COMMIT', 'HASH', 'NAME', 'SECONDS', 'STEP',
            'PLAIN', 'LEG', 'FIELDS', 'LIBRARIES', 'POINTS', 'HALF', 'COMPARE', 'RecordError', 'digest', 'identity',
            'code_hash', 'loaded_modules', 'code_hashes', 'validate', 'signature', 'libraries', 'peak_memory',
            'new_record', 'make_trace', 'validate_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'scan',
-           'read', 'read_trace', 'check_results', 'check_weights', 'Merged', 'merge', 'conflicts', 'changed_modules',
-           'sittings', 'select', 'latest', 'best', 'where', 'telling', 'over_seeds', 'results_table', 'flat',
-           'write_csv', 'write_parquet']
+           'read_records', 'read_trace', 'check_results', 'check_weights', 'Merged', 'merge_records', 'conflicts',
+           'changed_modules', 'sittings', 'select', 'latest', 'best_record', 'where', 'telling', 'over_seeds',
+           'results_table', 'flatten_record', 'write_csv', 'write_parquet']
 
 # %% ../../nbs/workshop/runs.ipynb #038604f1
 import ast
@@ -495,7 +495,7 @@ def _note_judgement(path, content):
             pass
 
 # %% ../../nbs/workshop/runs.ipynb #2ae0e38a
-def read(
+def read_records(
     experiment: str | None = None,     # its name; all if not given
     folder: Path | None = None,        # of the results; nbs/results of this clone if not given
 ) -> list[dict]:                       # records in the order of the file; none if there is none
@@ -579,7 +579,7 @@ class Merged(NamedTuple):
     refused: list      # what could not be believed, in words
     conflicts: list    # runs that came out differently, in words
 
-def merge(
+def merge_records(
     sources: Iterable[Path],           # folders of results, or clones of the book
     folder: Path | None = None,        # where to; nbs/results of this clone if not given
 ) -> Merged:
@@ -667,7 +667,7 @@ def latest(
         last[key] = record
     return list(last.values())
 
-def best(
+def best_record(
     records: Iterable[dict],   # where from
     split: str,                # name of a split
     metric: str = "accuracy",  # name of a number
@@ -780,7 +780,7 @@ def _scores(records):
             for split, name in pairs}
 
 # %% ../../nbs/workshop/runs.ipynb #5fcba712
-def flat(
+def flatten_record(
     records: Sequence[dict],   # of any experiments
 ) -> list[dict]:               # the same columns in each; None where a record has no such thing
     "Records as rows of a table."
@@ -801,7 +801,7 @@ def write_csv(
     path: Path,                # a file to write
 ):
     "Records as comma-separated text."
-    rows = flat(records)
+    rows = flatten_record(records)
     with open(path, "w", newline="", encoding="utf8") as file:
         writer = csv.DictWriter(file, rows[0] if rows else list(FIELDS))
         writer.writeheader()
@@ -814,7 +814,7 @@ def write_parquet(
     "Records as a Parquet table; a column of words and numbers becomes one of words."
     import pyarrow
     from pyarrow import parquet
-    rows = flat(records)
+    rows = flatten_record(records)
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else FIELDS)}
     for name, column in columns.items():
         kinds = {type(value) for value in column} - {type(None)}

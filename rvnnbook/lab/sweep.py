@@ -2,11 +2,11 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'LISTS', 'SETTINGS', 'SITTING', 'FINISHED', 'REFUSED', 'STOPPED', 'HELD', 'SweepError', 'read_sweep_text',
-           'check_settings', 'rows', 'Task', 'Plan', 'check_tasks', 'is_scratch', 'make_plan', 'recorded', 'note',
-           'read_journal', 'State', 'states', 'follow', 'is_free', 'try_lock', 'sign', 'holder', 'Order', 'attempt',
-           'watch', 'command_of', 'Work', 'look', 'recorded_here', 'outcome', 'drive', 'progress', 'cores', 'slots',
-           'local_pool', 'ray_pool', 'only_one', 'noted_signals', 'ask_runs_to_stop', 'stop_sweep', 'sweep', 'report',
-           'Unfinished', 'obey_sweep']
+           'check_sweep_settings', 'rows', 'SweepTask', 'SweepPlan', 'check_tasks', 'is_scratch', 'make_plan',
+           'recorded_runs', 'note', 'read_journal', 'State', 'states', 'follow_runs', 'is_free', 'try_lock', 'sign',
+           'holder', 'Order', 'attempt_run', 'watch_run', 'command_of', 'Work', 'poll_runs', 'recorded_here', 'outcome',
+           'drive', 'sweep_progress', 'cores', 'slots', 'local_pool', 'ray_pool', 'only_one', 'forward_signals',
+           'ask_runs_to_stop', 'stop_sweep', 'sweep', 'report', 'Unfinished', 'obey_sweep']
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
 import difflib
@@ -101,7 +101,7 @@ SETTINGS = {    # name -> (value if nothing is said, what it takes in words, tes
                   lambda value: _is_table(value) and all(map(_seconds, value.values())))}
 
 # %% ../../nbs/workshop/sweep.ipynb #b30aa695
-def check_settings(
+def check_sweep_settings(
     asked,                   # what stood in the file
 ) -> dict:                   # all settings, those that were not named filled in
     "Refuse a sweep with a setting that nobody knows, or a value it does not take."
@@ -140,7 +140,7 @@ def rows(
 # %% ../../nbs/workshop/sweep.ipynb #9a0d76b9
 SITTING = ("minutes", "measure_now")
 
-class Task(NamedTuple):
+class SweepTask(NamedTuple):
     "One run of a sweep."
     key: str                 # its identity, by which its record is recognised
     label: str               # what tells it from the others, for people
@@ -148,18 +148,18 @@ class Task(NamedTuple):
     names: frozenset         # of all its parameters that stand in a record
     profile: str = "cpu"     # as the gate filled it in
 
-class Plan(NamedTuple):
+class SweepPlan(NamedTuple):
     "A sweep, checked."
     experiment: str          # the path of the notebook
     folder: Path             # where the sweep keeps what it knows
     settings: dict           # as `check_settings` gave them
-    tasks: list[Task]        # all its runs
+    tasks: list[SweepTask]   # all its runs
 
 def check_tasks(
     notebook: dict,          # an experiment chapter as JSON data
     name: str,               # of the experiment
     asked: list[dict],       # parameters of each run
-) -> list[Task]:
+) -> list[SweepTask]:
     "Send every row through the gate, and refuse two that ask for the same run."
     tasks, varied = {}, [key for key in dict.fromkeys(key for row in asked for key in row)
                          if len({repr(row.get(key)) for row in asked}) > 1]
@@ -174,25 +174,25 @@ def check_tasks(
         if key in tasks:
             first = 1 + asked.index(tasks[key].given)
             raise SweepError(f"run {number} ({label}) is the same as run {first}")
-        tasks[key] = Task(key, label, row, frozenset(kept), run["profile"])
+        tasks[key] = SweepTask(key, label, row, frozenset(kept), run["profile"])
     return list(tasks.values())
 
 # %% ../../nbs/workshop/sweep.ipynb #0c7631af
 def is_scratch(
-    tasks: list[Task],       # of a sweep
+    tasks: list[SweepTask],  # of a sweep
 ) -> bool:                   # whether they leave no records
     "Smoke runs are scratch."
     return all(task.profile == "smoke" for task in tasks)
 
 def make_plan(
     path: Path,              # a sweep file, .yml or .json
-) -> Plan:
+) -> SweepPlan:
     "Read a sweep file and check everything in it."
     path = Path(path)
     if not path.is_file():
         raise SweepError(f"there is no sweep file {path}")
     try:
-        settings = check_settings(read_sweep_text(path.read_text(), path.suffix == ".json"))
+        settings = check_sweep_settings(read_sweep_text(path.read_text(), path.suffix == ".json"))
         experiment = settings["experiment"]
         tasks = check_tasks(open_notebook(experiment), Path(experiment).stem, rows(settings))
     except ModuleNotFoundError as error:
@@ -203,10 +203,10 @@ def make_plan(
     except ValueError as error:
         raise SweepError(f"{path}: {error}") from None
     runs = Path("build" if is_scratch(tasks) else os.environ.get("RVNNBOOK_RUNS", "runs")).resolve()
-    return Plan(experiment, runs / "sweeps" / path.stem, settings, tasks)
+    return SweepPlan(experiment, runs / "sweeps" / path.stem, settings, tasks)
 
 # %% ../../nbs/workshop/sweep.ipynb #93751097
-def recorded(
+def recorded_runs(
     experiment: str,             # the path of its notebook, or its name
     names: Iterable[str],        # of parameters, as a task has them
     folder: Path | None = None,  # of the results; nbs/results of this clone if not given
@@ -271,7 +271,7 @@ class State(NamedTuple):
     said: str = ""           # its last words
 
 def states(
-    tasks: Iterable[Task],   # of a plan
+    tasks: Iterable[SweepTask],  # of a plan
     events: list[dict],      # what `read_journal` found
     done: set[str] | None,   # what `recorded` found; None: there is no clone to look into
     retries: int,            # failures until a run is isolated
@@ -283,13 +283,13 @@ def states(
             found = {key: state if state.word == "finished" else State()
                      for key, state in found.items()}
         elif event.get("key") in found:
-            found[event["key"]] = follow(found[event["key"]], event, retries)
+            found[event["key"]] = follow_runs(found[event["key"]], event, retries)
     lost = {event.get("key") for event in events if done is not None and event.get("recorded")}
     return {key: state._replace(word="finished") if key in (done or ()) else
             State() if key in lost and state.word == "finished" else state
             for key, state in found.items()}
 
-def follow(
+def follow_runs(
     state: State,            # before
     event: dict,             # what happened to the run
     retries: int,            # failures until it is isolated
@@ -349,7 +349,7 @@ def holder(
 # %% ../../nbs/workshop/sweep.ipynb #c0a9a60a
 class Order(NamedTuple):
     "What a worker needs to know to make one run."
-    task: Task
+    task: SweepTask
     experiment: str          # the path of the notebook
     folder: Path             # of the sweep
     command: list[str]       # what to start
@@ -360,7 +360,7 @@ class Order(NamedTuple):
 
 HELD = "is at this run already"      # says a run that somebody else has begun by hand
 
-def attempt(
+def attempt_run(
     order: Order,            # what to start, and how
 ) -> dict:                   # "code": exit status, "seconds", "said": last words
     "Make one run, unless it is recorded; where one is left over from before, wait for it."
@@ -374,8 +374,8 @@ def attempt(
         time.sleep(0.0 if lock else 0.2)
     try:
         results, pause = _results(order.place), 0.5
-        while order.task.key not in recorded(order.experiment, order.task.names, results):
-            code, said = watch(order, lock, stop)
+        while order.task.key not in recorded_runs(order.experiment, order.task.names, results):
+            code, said = watch_run(order, lock, stop)
             if code != STOPPED or HELD not in said or stop.exists():
                 return {"code": code, "seconds": round(time.monotonic() - begun, 3), "said": said}
             time.sleep(pause)
@@ -385,7 +385,7 @@ def attempt(
         os.close(lock)
 
 # %% ../../nbs/workshop/sweep.ipynb #77135789
-def watch(
+def watch_run(
     order: Order,            # what to start, and how
     lock: int,               # of this run
     stop: Path,              # a file; if it is there, the sweep is to stop
@@ -421,8 +421,8 @@ def watch(
 
 # %% ../../nbs/workshop/sweep.ipynb #4a188efc
 def command_of(
-    plan: Plan,              # of the sweep
-    task: Task,              # one of its runs
+    plan: SweepPlan,         # of the sweep
+    task: SweepTask,         # one of its runs
 ) -> list[str]:              # words of a command
     "The `rvnnbook run` that makes one run of a sweep."
     def word(value):
@@ -440,13 +440,13 @@ class Work:
     "The runs of a sweep that are under way or still to come."
     def __init__(
         self,
-        plan: Plan,                          # of the sweep
-        submit: Callable[[Task], Future],    # begins a run, and promises what `attempt` returns
+        plan: SweepPlan,                     # of the sweep
+        submit: Callable[[SweepTask], Future],  # begins a run, and promises what `attempt` returns
         workers: float,                      # runs at once; infinite: as many as there are
     ):
         self.plan, self.submit, self.workers = plan, submit, workers
         self.journal, self.waiting, self.at_work = plan.folder / "journal.jsonl", [], {}
-        self.states = look(plan)
+        self.states = poll_runs(plan)
         open_ones = "to do", "begun", "failed", "stopped"
         self.ready = [t for t in plan.tasks if self.states[t.key].word in open_ones]
 
@@ -466,15 +466,15 @@ class Work:
         (task, _), settings = self.at_work.pop(future), self.plan.settings
         event = {"key": task.key, "event": "ended", **outcome(future)}
         note(self.journal, **event, recorded=task.key in (recorded_here(self.plan) or ()))
-        state = follow(self.states[task.key], event, settings["retries"])
+        state = follow_runs(self.states[task.key], event, settings["retries"])
         self.states[task.key] = state
         if state.word == "failed":
             pause = min(3600.0, settings["backoff"] * 2 ** min(state.failures - 1, 30))
             self.waiting.append((time.monotonic() + pause, task))
 
 # %% ../../nbs/workshop/sweep.ipynb #d725be78
-def look(
-    plan: Plan,              # of the sweep
+def poll_runs(
+    plan: SweepPlan,         # of the sweep
 ) -> dict[str, State]:       # by key
     "What has become of every run of a plan, now."
     events, _ = read_journal(plan.folder / "journal.jsonl")
@@ -483,11 +483,11 @@ def look(
         plan.folder / "locks" / f"{key}.lock") else state for key, state in found.items()}
 
 def recorded_here(
-    plan: Plan,              # of the sweep
+    plan: SweepPlan,         # of the sweep
 ) -> set[str] | None:        # as `recorded` gives it; None outside a clone
     "The runs that have a record in this clone."
     try:
-        return recorded(plan.experiment, plan.tasks[0].names)
+        return recorded_runs(plan.experiment, plan.tasks[0].names)
     except ValueError:
         return None
 
@@ -515,10 +515,10 @@ def drive(
             work.settle(future)
         if not work.at_work:
             time.sleep(0.02)
-        show(progress(work, stopping()))
+        show(sweep_progress(work, stopping()))
 
 # %% ../../nbs/workshop/sweep.ipynb #08d0ad00
-def progress(
+def sweep_progress(
     work: Work,              # what is done and what is left
     stopping: bool = False,  # nothing more is begun
 ) -> str:                    # one line
@@ -570,8 +570,8 @@ def slots(
 
 @contextmanager
 def local_pool(
-    plan: Plan,                              # of the sweep
-    make: Callable[[Task], Order],           # what to do for a run
+    plan: SweepPlan,                         # of the sweep
+    make: Callable[[SweepTask], Order],      # what to do for a run
 ):                                           # how runs are begun, and how many at once
     "Workers on this machine."
     free = slots(plan.settings["workers"])
@@ -580,7 +580,7 @@ def local_pool(
         slot = free.pop()
         try:
             order = make(task)
-            return attempt(order._replace(environment={**slot, **order.environment}))
+            return attempt_run(order._replace(environment={**slot, **order.environment}))
         finally:
             free.append(slot)
     with ThreadPoolExecutor(count) as pool:
@@ -589,8 +589,8 @@ def local_pool(
 # %% ../../nbs/workshop/sweep.ipynb #e93f6bed
 @contextmanager
 def ray_pool(
-    plan: Plan,                              # of the sweep
-    make: Callable[[Task], Order],           # what to do for a run
+    plan: SweepPlan,                         # of the sweep
+    make: Callable[[SweepTask], Order],      # what to do for a run
     address: str | None = None,              # of a cluster; "auto": the one of this machine
 ):                                           # how runs are begun, and how many at once
     "Workers wherever Ray has room."
@@ -603,7 +603,7 @@ def ray_pool(
     if mine:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     try:
-        remote = ray.remote(max_retries=0, **plan.settings["resources"])(attempt)
+        remote = ray.remote(max_retries=0, **plan.settings["resources"])(attempt_run)
         yield lambda task: remote.remote(make(task)).future(), math.inf
     finally:
         if mine:
@@ -612,7 +612,7 @@ def ray_pool(
 # %% ../../nbs/workshop/sweep.ipynb #00b09be6
 @contextmanager
 def only_one(
-    plan: Plan,              # of the sweep
+    plan: SweepPlan,         # of the sweep
 ):
     "Hold the sweep's folder, or say who does."
     path = plan.folder / "lock"
@@ -629,8 +629,8 @@ def only_one(
         os.close(lock)
 
 @contextmanager
-def noted_signals(
-    plan: Plan,                              # of the sweep
+def forward_signals(
+    plan: SweepPlan,                         # of the sweep
 ):                                           # a list, not empty once a signal came
     "Note what asks for an end, and let the runs know; asked again, they end at once."
     came = []
@@ -663,7 +663,7 @@ def ask_runs_to_stop(
     return asked
 
 def stop_sweep(
-    plan: Plan,              # of the sweep
+    plan: SweepPlan,         # of the sweep
 ) -> str:                    # what was done about it
     "Ask a sweep to end, or what is left of one."
     path = plan.folder / "lock"
@@ -675,7 +675,7 @@ def stop_sweep(
 
 # %% ../../nbs/workshop/sweep.ipynb #8426e623
 def sweep(
-    plan: Plan,                      # of the sweep
+    plan: SweepPlan,                 # of the sweep
     engine: str = "local",           # or ray
     address: str | None = None,      # of a Ray cluster
     again: bool = False,             # forgive the failures so far
@@ -690,7 +690,7 @@ def sweep(
                      place, plan.settings["limit"])
     pool = local_pool(plan, make) if engine == "local" else ray_pool(plan, make, address)
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with only_one(plan), noted_signals(plan), pool as (submit, workers):
+    with only_one(plan), forward_signals(plan), pool as (submit, workers):
         if again:
             note(plan.folder / "journal.jsonl", event="forgiven")
         try:
@@ -700,15 +700,15 @@ def sweep(
                 (plan.folder / "stop").touch()       # for those that wait or are just starting
             ask_runs_to_stop(plan.folder)
             raise
-    return look(plan)
+    return poll_runs(plan)
 
 # %% ../../nbs/workshop/sweep.ipynb #3efb2134
 def report(
-    plan: Plan,                              # of the sweep
+    plan: SweepPlan,                         # of the sweep
     found: dict[str, State] | None = None,   # as `look` gives it; now if not given
 ) -> str:                                    # a line for each run, and a sum
     "What has become of a sweep, for people."
-    found = found or look(plan)
+    found = found or poll_runs(plan)
     width = max(len(task.label) for task in plan.tasks)
     lines = []
     for task, state in zip(plan.tasks, found.values()):

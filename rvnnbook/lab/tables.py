@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['PERCENT', 'OUT', 'summary', 'TableError', 'PaperTable', 'check_table', 'paper_tables', 'paper_table', 'chosen_runs',
-           'provenance', 'Pair', 'pair', 'Comparison', 'comparison', 'lines', 'place', 'notes', 'as_html',
-           'as_markdown', 'as_text', 'curves']
+           'provenance', 'NumberPair', 'pair', 'Comparison', 'comparison', 'table_lines', 'table_location',
+           'table_notes', 'as_html', 'as_markdown', 'as_text', 'curves']
 
 # %% ../../nbs/workshop/tables.ipynb #d9f5afcb
 import difflib
@@ -142,7 +142,7 @@ def provenance(
 
 # %% ../../nbs/workshop/tables.ipynb #97d4da9c
 @dataclass(frozen=True)
-class Pair:
+class NumberPair:
     "One number of a paper beside ours."
     row: str                       # model
     column: str                    # of the paper's table
@@ -168,7 +168,7 @@ def pair(
     metric: str = "accuracy",  # its name in our metrics
     of: str | None = None,     # its name in a table with several numbers in a cell
     unit: float | None = None, # what ours is multiplied by; 100 for percent if not given
-) -> Pair:
+) -> NumberPair:
     "Put one number of a paper beside ours, in the paper's unit."
     paper = table.value(row, column, of) if row in table.rows else (None, None)
     if unit is None:
@@ -176,7 +176,7 @@ def pair(
     ours = [run["metrics"][split][metric] * unit for run in runs
             if metric in run["metrics"].get(split, {})]
     middle, spread = summary(ours, table.statistic) if ours else (None, None)
-    return Pair(row, column, split, *paper, middle, spread, len(ours))
+    return NumberPair(row, column, split, *paper, middle, spread, len(ours))
 
 # %% ../../nbs/workshop/tables.ipynb #31b2ca8c
 @dataclass(frozen=True, repr=False)
@@ -185,11 +185,12 @@ class Comparison:
     table: PaperTable
     columns: dict[str, str]    # the paper's column -> split of our metrics
     runs: dict[str, list]      # row -> what chosen_runs gave
-    pairs: list[Pair]          # row by row
+    pairs: list[NumberPair]          # row by row
 
-    def _repr_html_(self): return as_html(self.table.title, lines(self), notes(self))
-    def _repr_markdown_(self): return as_markdown(self.table.title, lines(self), notes(self))
-    def __repr__(self): return as_text(self.table.title, lines(self), notes(self))
+    def _repr_html_(self): return as_html(self.table.title, table_lines(self), table_notes(self))
+    def _repr_markdown_(self): return as_markdown(self.table.title, table_lines(self),
+                                                  table_notes(self))
+    def __repr__(self): return as_text(self.table.title, table_lines(self), table_notes(self))
 
 def comparison(
     name: str,                             # one of paper_tables()
@@ -213,7 +214,7 @@ def comparison(
     return Comparison(table, columns, runs, pairs)
 
 # %% ../../nbs/workshop/tables.ipynb #117af5ac
-def lines(
+def table_lines(
     compared: Comparison,  # a table and our runs
 ) -> list[list[str]]:      # cells; the first line names the columns
     "For each model the paper's line, ours and the difference."
@@ -244,19 +245,20 @@ def _shown(value, spread=None, sign=False):
     return text.replace("-", "−") + (f" ± {spread:.2f}" if spread is not None else "")
 
 # %% ../../nbs/workshop/tables.ipynb #67e2529d
-def place(
+def table_location(
     table: PaperTable,     # of a paper
 ) -> str:                  # such as Table 3
     "Where in its paper a table stands."
     return table.name.split(".")[1].replace("table", "Table ").replace("_", " ")
 
-def notes(
+def table_notes(
     compared: Comparison,  # a table and our runs
 ) -> list[str]:            # sentences
     "What a reader has to know about the numbers."
     table = compared.table
     how = f"{table.statistic} of {table.runs} runs" if table.statistic else "single numbers"
-    told = [f"Paper: {table.paper['title']} ({table.paper['where']}), {place(table)}; {how}. "
+    where = f"{table.paper['where']}), {table_location(table)}"
+    told = [f"Paper: {table.paper['title']} ({where}; {how}. "
             f"Ours: {table.statistic or 'mean'} over seeds. Behind ±: one standard deviation."]
     told += [f"{row}, paper: {table.rows[row]['note']}." for row in compared.runs
              if "note" in table.rows.get(row, {})]

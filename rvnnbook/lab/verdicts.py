@@ -2,8 +2,9 @@
 
 # %% auto #0
 __all__ = ['VERDICTS', 'COLUMNS', 'OWN_TEST', 'ENCODER_OF', 'NESTED', 'VARIANT_OF', 'REASONS', 'CELL_STAND_IN', 'STAND_IN',
-           'WAYS', 'WORDS', 'tolerance', 'last_digit', 'verdict', 'on_own_test', 'Way', 'way_of', 'Answer', 'answer',
-           'Versus', 'versus', 'folded', 'headline', 'lines', 'notes', 'waiting', 'overview']
+           'WAYS', 'VERDICT_WORDS', 'tolerance', 'last_digit', 'judge_number', 'on_own_test', 'Way', 'way_of', 'Answer',
+           'answer_row', 'Versus', 'versus', 'folded', 'headline', 'verdict_lines', 'verdict_notes', 'waiting',
+           'overview']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -13,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from .runs import changed_modules, read, select
-from .tables import (Pair, PaperTable, _shown, as_html, as_markdown, as_text,
-                                 chosen_runs, pair, paper_table, paper_tables, place, provenance)
+from .runs import changed_modules, read_records, select
+from .tables import (NumberPair, PaperTable, _shown, as_html, as_markdown, as_text,
+                                 chosen_runs, pair, paper_table, paper_tables, table_location,
+                                 provenance)
 
 # %% ../../nbs/workshop/verdicts.ipynb #79ef95e8
 def tolerance(
@@ -41,7 +43,7 @@ def last_digit(
 # %% ../../nbs/workshop/verdicts.ipynb #bb08b2c4
 VERDICTS = ("reproduced", "differs", "smaller scale", "not run")
 
-def verdict(
+def judge_number(
     difference: float | None,      # ours minus the paper's; None without a run
     allowed: float,                # the tolerance
     full_size: bool,               # a finished run of the paper profile
@@ -292,13 +294,13 @@ def way_of(
 @dataclass(frozen=True)
 class Answer:
     "One number of a paper, what we have beside it, and what may be said of the two."
-    pair: Pair
+    pair: NumberPair
     metric: str | None         # which number, where a cell holds several
     runs: list                 # behind ours
     allowed: float | None      # tolerance; None where there is nothing to compare
     verdict: str | None        # None where the paper reports no number
 
-def answer(
+def answer_row(
     table: PaperTable,         # of a paper
     row: str,                  # of the table
     column: str,               # of the table
@@ -338,8 +340,8 @@ def _judged(table, both, metric, runs):
                         last_digit(both.paper))
     itself = not way_of(table.name, both.row).instead
     full_size = itself and runs[0]["profile"] == "paper" and runs[0]["finished"]
-    return allowed, verdict(both.difference, allowed, full_size,
-                            itself and on_own_test(both.split, runs))
+    return allowed, judge_number(both.difference, allowed, full_size,
+                                 itself and on_own_test(both.split, runs))
 
 # %% ../../nbs/workshop/verdicts.ipynb #054d315d
 @dataclass(frozen=True, repr=False)
@@ -363,13 +365,14 @@ class Versus:
         return {**told, "not run": len(waiting) - no_way, "no way": no_way}
 
     def _repr_html_(self):
-        title = f"{self.table.paper['title']}, {place(self.table)}"
+        title = f"{self.table.paper['title']}, {table_location(self.table)}"
         whole = [[row, whose.replace(" ", "\N{NO-BREAK SPACE}"), *cells]
-                 for row, whose, *cells in lines(self)]
-        return folded(headline(self), as_html(title, whole, notes(self)))
+                 for row, whose, *cells in verdict_lines(self)]
+        return folded(headline(self), as_html(title, whole, verdict_notes(self)))
 
-    def _repr_markdown_(self): return as_markdown(headline(self), lines(self), notes(self))
-    def __repr__(self): return as_text(headline(self), lines(self), notes(self))
+    def _repr_markdown_(self): return as_markdown(headline(self), verdict_lines(self),
+                                                  verdict_notes(self))
+    def __repr__(self): return as_text(headline(self), verdict_lines(self), verdict_notes(self))
 
 # %% ../../nbs/workshop/verdicts.ipynb #a4ce18d0
 def versus(
@@ -377,9 +380,9 @@ def versus(
     records: Sequence[dict] | None = None,     # ours; those of this clone if not given
 ) -> Versus:
     "All rows of a table of a paper beside our runs."
-    table, records = paper_table(name), read() if records is None else records
+    table, records = paper_table(name), read_records() if records is None else records
     metrics = table.metric if isinstance(table.metric, list) else [table.metric]
-    return Versus(table, {row: [answer(table, row, column, metric, records)
+    return Versus(table, {row: [answer_row(table, row, column, metric, records)
                                 for metric in metrics for column in table.columns]
                           for row in table.rows})
 
@@ -397,26 +400,26 @@ def headline(
     "Which table, and how many of its rows came to what."
     told = ", ".join(f"{count} {word}" for word, count in shown.counts().items() if count)
     title = shown.table.title.replace("<=", "≤")
-    return f"{place(shown.table)}. {title}: {told}"
+    return f"{table_location(shown.table)}. {title}: {told}"
 
 # %% ../../nbs/workshop/verdicts.ipynb #7bc76e92
-WORDS = {"accuracy_percent": "percent", "exact_match_percent": "percent",
-         "negative_log_likelihood": "nats a step"}
+VERDICT_WORDS = {"accuracy_percent": "percent", "exact_match_percent": "percent",
+                 "negative_log_likelihood": "nats a step"}
 
-def lines(
+def verdict_lines(
     shown: Versus,             # a table and our runs
 ) -> list[list[str]]:          # cells; the first line names the columns
     "The paper's numbers, ours, and what is to be said of them."
     table, columns = shown.table, shown.table.columns
     metrics = table.metric if isinstance(table.metric, list) else [table.metric]
-    unit = " and ".join(WORDS.get(metric, metric) for metric in metrics)
+    unit = " and ".join(VERDICT_WORDS.get(metric, metric) for metric in metrics)
     told = [["", "", *columns], ["", unit, *[""] * len(columns)]]
     for row, answers in shown.answers.items():
         whose = "paper (quoted)" if table.rows[row].get("quoted") else "paper"
         missing = "" if isinstance(way_of(table.name, row), str) else "; no run yet"
         for number, metric in enumerate(metrics):
             some = answers[number * len(columns):(number + 1) * len(columns)]
-            label = whose + f", {WORDS.get(metric, metric)}" * (len(metrics) > 1)
+            label = whose + f", {VERDICT_WORDS.get(metric, metric)}" * (len(metrics) > 1)
             runs = _runs(some)
             told.append([row if number == 0 else "", label + missing * (not runs),
                          *(_shown(one.pair.paper, one.pair.paper_spread) for one in some)])
@@ -460,7 +463,7 @@ def _sizes(answers):
     return f"; measured on {_span(counts)} examples" if counts else ""
 
 # %% ../../nbs/workshop/verdicts.ipynb #1686f9b3
-def notes(
+def verdict_notes(
     shown: Versus,             # a table and our runs
 ) -> list[str]:                # sentences
     "Where ours come from, and why the other rows have none."

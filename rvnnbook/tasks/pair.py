@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoding
+from ..core import EncoderOutput
 from .classify import Classifier
 
 # %% ../../nbs/pair.ipynb #900ff8ed
@@ -79,7 +79,7 @@ class PairClassifier(Classifier):
         *,
         trees: Tensor | None = None,              # composition steps, (B, 2, N), if needed
         generator: torch.Generator | None = None, # for encoders that draw
-    ) -> Encoding:                                # of 2 B sentences; root: (B, classes or 1)
+    ) -> EncoderOutput:                           # of 2 B sentences; root: (B, classes or 1)
         if ids.ndim != 3 or ids.shape[1] != 2 or mask.shape != ids.shape:
             raise ValueError("ids and mask of pairs have the shape (B, 2, N), "
                              f"got {tuple(ids.shape)} and {tuple(mask.shape)}")

@@ -2,18 +2,19 @@
 
 # %% auto #0
 __all__ = ['WITH_TREES', 'ancestors', 'compose_nodes', 'attend_up_literal', 'attend_up', 'AncestorAttention', 'TopDown',
-           'TokenClassifier', 'token_surprise', 'grow', 'prefix_tree', 'compose_prefixes', 'GrowingTree', 'draw_tokens']
+           'TokenClassifier', 'token_cross_entropy', 'extend_tree', 'prefix_tree', 'compose_prefixes', 'GrowingTree',
+           'draw_tokens']
 
 # %% ../../nbs/beyond.ipynb #9a0c800f
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoding, check_batch, merge_targets, steps_from_tree
+from ..core import EncoderOutput, check_batch, merge_targets, steps_from_tree
 from ..encoders.beam_tree import BeamTree
 from ..encoders.efficient_beam import EfficientBeam
 from ..encoders.greedy_tree import GreedyTree
-from ..encoders.rvnn import RvNN, compose_posted
+from ..encoders.rvnn import RvNN, compose_by_height
 
 # %% ../../nbs/beyond.ipynb #f22d8f2d
 def ancestors(
@@ -46,7 +47,7 @@ def compose_nodes(
     def heard(left, right):
         made.append(cell(left, right))
         return made[-1]
-    compose_posted(leaves, trees, mask, heard)
+    compose_by_height(leaves, trees, mask, heard)
     places = trees.nonzero()
     places = places[trees[trees > 0].argsort(stable=True)]
     parents = torch.cat(made).to(leaves.dtype)
@@ -144,7 +145,7 @@ class TopDown(nn.Module):
         trees: Tensor | None = None,                 # composition steps, (B, N), if needed
         generator: torch.Generator | None = None,    # for encoders that draw
         trace: bool = False,                         # keep the encoder's trace, above and shares
-    ) -> Encoding:                                   # root (B, D); states (B, N, D)
+    ) -> EncoderOutput:                              # root (B, D); states (B, N, D)
         up, x = self.encoder, check_batch(x, mask, self.dim)
         out = up(x, mask, trees=trees, generator=generator, trace=True)
         trees, leaves = out.trace["trees"], up.leaf_norm(up.leaf(x))
@@ -177,11 +178,11 @@ class TokenClassifier(nn.Module):
         trees: Tensor | None = None,                 # composition steps, (B, N), if needed
         generator: torch.Generator | None = None,    # for encoders that draw
         trace: bool = False,                         # keep the encoder's trace
-    ) -> Encoding:                                   # the encoder's; states: (B, N, classes)
+    ) -> EncoderOutput:                              # the encoder's; states: (B, N, classes)
         out = self.encoder(self.embedding(ids), mask, trees=trees, generator=generator, trace=trace)
         return out._replace(states=self.head(out.states))
 
-def token_surprise(
+def token_cross_entropy(
     scores: Tensor,            # (B, N, classes)
     labels: Tensor,            # true labels, anything where `told` is False, (B, N) int64
     told: Tensor,              # which tokens have a label, (B, N) bool
@@ -190,7 +191,7 @@ def token_surprise(
     return F.cross_entropy(scores[told], labels[told])
 
 # %% ../../nbs/beyond.ipynb #e868aa8e
-def grow(
+def extend_tree(
     kept: tuple,           # complete blocks so far: (size, block, fold of all up to it) each
     leaf,                  # what stands at the new token
     cell,                  # f, called as cell(left, right)
@@ -245,7 +246,7 @@ class GrowingTree(RvNN):
         trees: Tensor | None = None,                 # not used: lengths say what the trees are
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the trees in the result
-    ) -> Encoding:                                   # root (B, D); states: of prefixes, (B, N, D)
+    ) -> EncoderOutput:                              # root (B, D); states: of prefixes, (B, N, D)
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         states = compose_prefixes(leaves, self.cell)[..., :self.dim]
         root = states[torch.arange(len(x)), mask.sum(1) - 1]
@@ -254,8 +255,8 @@ class GrowingTree(RvNN):
             trees = torch.zeros_like(mask, dtype=torch.int64)
             trees[mask] = torch.cat([torch.tensor(steps_from_tree(prefix_tree(length)))
                                      for length in mask.sum(1).tolist()]).to(mask.device)
-        return Encoding(root=root, states=torch.where(mask[..., None], states, 0),
-                        trace={"trees": trees} if trace else None)
+        return EncoderOutput(root=root, states=torch.where(mask[..., None], states, 0),
+                             trace={"trees": trees} if trace else None)
 
     def step(
         self,
@@ -263,7 +264,7 @@ class GrowingTree(RvNN):
         kept: tuple = (),                            # what was kept; nothing at the beginning
     ) -> tuple[Tensor, tuple]:                       # encoding of the prefix (B, D); what to keep
         "Read one more token."
-        kept = grow(kept, self.leaf_norm(self.leaf(x)), self.cell)
+        kept = extend_tree(kept, self.leaf_norm(self.leaf(x)), self.cell)
         return kept[-1][2][:, :self.dim], kept
 
 # %% ../../nbs/beyond.ipynb #cbb2a1b2
