@@ -360,7 +360,7 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return evaluate_crvnn(module, inputs, mask)
     ids = inputs["tokens"].long()
     x = module.in_proj(module.embedding(ids))
-    return {"out.embedded": x * mask[..., None], "out.root": module.encoder(x, mask).root, "out.logits": module(ids, mask).root}
+    return {"out.embedded": x * mask[..., None], "out.root": module.encoder(x, mask).root, "out.logits": module(ids, mask).logits}
 
 
 def evaluate_pair(module: PairClassifier, inputs: dict) -> dict:
@@ -368,7 +368,7 @@ def evaluate_pair(module: PairClassifier, inputs: dict) -> dict:
     sides = [(inputs[f"tokens{side}"].long(), inputs[f"mask{side}"].bool()) for side in (1, 2)]
     found = {f"out.root{side}": module.encoder(module.in_proj(module.embedding(ids)), mask).root
              for side, (ids, mask) in enumerate(sides, 1)}
-    return found | {"out.logits": module(*map(pair_up, *sides)).root}
+    return found | {"out.logits": module(*map(pair_up, *sides)).logits}
 
 
 def not_compared(tensors: dict) -> set:

@@ -320,8 +320,8 @@ def test_training(name):
     batch, begun = collate_listops(EXAMPLES), copy.deepcopy(model)
     torch.manual_seed(0)                                               # what is drawn in training, `train` draws from this seed
     with torch.no_grad():
-        scores = begun.train()(batch.ids, batch.mask, trees=batch.steps)
-        expected = -sum(float(row.log_softmax(0)[label]) for row, label in zip(scores.root, batch.labels)) / len(EXAMPLES)
+        scores = begun.train()(batch.ids, batch.mask, trees=batch.trees)
+        expected = -sum(float(row.log_softmax(0)[label]) for row, label in zip(scores.logits, batch.labels)) / len(EXAMPLES)
     outcome = train(model, BucketLoader(EXAMPLES, 4, collate_listops), optimizer="adamw", learning_rate=1e-2, steps=40, check_every=1)
     losses = [row["loss"] for row in outcome.history]
     assert len(losses) == 40 and all(map(math.isfinite, losses))

@@ -363,7 +363,7 @@ def test_a_batch_is_what_a_classifier_trains_on():
     torch.manual_seed(0)
     made = make_pictures((32, 8), side=5)
     batch = collate_images(made.train, order=permutation(25, 0))
-    assert batch.ids.dtype == torch.float32 and batch.labels.tolist() == [picture.label for picture in made.train] and not batch.steps.any()
+    assert batch.ids.dtype == torch.float32 and batch.labels.tolist() == [picture.label for picture in made.train] and not batch.trees.any()
     for name in ("lstm", "bilstm", "self_iru"):
         model = Classifier(create_encoder(name, dim=8), vocabulary=1, classes=10, embedding_dim=1)
         model.embedding = torch.nn.Identity()

@@ -421,14 +421,14 @@ def test_round_trip(tmp_path_factory, several, name):
 @given(st.lists(expressions, min_size=1, max_size=6))
 def test_collate(several):
     batch = collate_listops([Example(evaluate(tokens), tokens) for tokens in several])
-    assert batch.ids.dtype == batch.steps.dtype == batch.labels.dtype == torch.int64 and batch.mask.dtype == torch.bool
+    assert batch.ids.dtype == batch.trees.dtype == batch.labels.dtype == torch.int64 and batch.mask.dtype == torch.bool
     for row, tokens in enumerate(several):
         n = len(tokens)
         assert [VOCABULARY[i] for i in batch.ids[row, :n]] == list(tokens)
         assert batch.mask[row].tolist() == [True] * n + [False] * (batch.mask.shape[1] - n)
-        assert batch.ids[row, n:].sum() == batch.steps[row, n:].sum() == 0
+        assert batch.ids[row, n:].sum() == batch.trees[row, n:].sum() == 0
         assert batch.labels[row] == recursive_value(tokens)
-    assert (merge_targets(batch.steps, batch.mask) >= 0).all()       # the core accepts the trees
+    assert (merge_targets(batch.trees, batch.mask) >= 0).all()       # the core accepts the trees
     with pytest.raises(ListOpsError, match="at least one"):
         collate_listops([])
 

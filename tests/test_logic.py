@@ -515,8 +515,8 @@ def test_collate(several, brackets):
     pairs = pairs_of(several)
     assume(pairs)
     batch = collate_logic(pairs, brackets)
-    assert batch.ids.dtype == batch.steps.dtype == batch.labels.dtype == torch.int64 and batch.mask.dtype == torch.bool
-    assert batch.ids.shape == batch.mask.shape == batch.steps.shape == (len(pairs), 2, batch.mask.sum(2).max())
+    assert batch.ids.dtype == batch.trees.dtype == batch.labels.dtype == torch.int64 and batch.mask.dtype == torch.bool
+    assert batch.ids.shape == batch.mask.shape == batch.trees.shape == (len(pairs), 2, batch.mask.sum(2).max())
     for row, pair in enumerate(pairs):
         assert RELATIONS[batch.labels[row]] == pair.label
         for side in (0, 1):
@@ -524,9 +524,9 @@ def test_collate(several, brackets):
             n = len(tokens)
             assert [VOCABULARY[i] for i in batch.ids[row, side, :n]] == tokens
             assert batch.mask[row, side].tolist() == [True] * n + [False] * (batch.mask.shape[2] - n)
-            assert batch.ids[row, side, n:].sum() == batch.steps[row, side, n:].sum() == 0
-            assert batch.steps[row, side, :n].tolist() == formula_steps(pair[1 + side], brackets)
-    assert (merge_targets(batch.steps.flatten(0, 1), batch.mask.flatten(0, 1)) >= 0).all()
+            assert batch.ids[row, side, n:].sum() == batch.trees[row, side, n:].sum() == 0
+            assert batch.trees[row, side, :n].tolist() == formula_steps(pair[1 + side], brackets)
+    assert (merge_targets(batch.trees.flatten(0, 1), batch.mask.flatten(0, 1)) >= 0).all()
     with pytest.raises(LogicError, match="at least one"):
         collate_logic([])
 

@@ -35,7 +35,7 @@ def sentences(lengths, seed=0):
 
 def score(model, first, second):
     ids, mask, trees = map(pair_up, first, second)
-    return model(ids, mask, trees=trees).root
+    return model(ids, mask, trees=trees).logits
 
 
 FIRST, SECOND = sentences([3, 1, 5, 2], seed=1), sentences([2, 4, 1, 7], seed=2)
@@ -109,9 +109,9 @@ def test_other_pairs_and_padding_do_not_matter(name):
         torch.testing.assert_close(alone[0], together[b])
     ids, mask, trees = map(pair_up, FIRST, SECOND)
     assert not torch.equal(ids, other := torch.where(mask, ids, (ids + 3) % VOCABULARY))
-    assert torch.equal(model(other, mask, trees=trees).root, together)
+    assert torch.equal(model(other, mask, trees=trees).logits, together)
     order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(model(ids[order], mask[order], trees=trees[order]).root, together[order])
+    torch.testing.assert_close(model(ids[order], mask[order], trees=trees[order]).logits, together[order])
 
 
 def test_the_order_of_a_pair_matters_unless_the_weights_forbid_it():
@@ -171,14 +171,14 @@ def test_it_learns_what_adding_opinions_cannot():
     model = make("lstm", classes=2, layers=1).train()
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
     for _ in range(80):
-        loss = cross_entropy(model(ids, mask).root, labels)
+        loss = cross_entropy(model(ids, mask).logits, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert predict_labels(model(ids, mask).root).tolist() == labels.tolist() and loss < 0.1
+    assert predict_labels(model(ids, mask).logits).tolist() == labels.tolist() and loss < 0.1
     with torch.no_grad():
         model.head[0].weight[:, 2 * DIM:] = 0                          # opinions only
-    a, b, c, d = model(ids, mask).root[:, 0]
+    a, b, c, d = model(ids, mask).logits[:, 0]
     torch.testing.assert_close(a + b, c + d)
 
 

@@ -666,7 +666,7 @@ def test_a_vocabulary_follows_from_the_examples_only():
 def test_batches_of_trees(trees):
     vocabulary = vocabulary_for(trees)
     batch = collate_text(trees, vocabulary, GRADES)
-    assert merge_targets(batch.steps, batch.mask).shape == batch.ids.shape
+    assert merge_targets(batch.trees, batch.mask).shape == batch.ids.shape
     for tree, ids, mask, steps, label in zip(trees, *batch, strict=True):
         assert [vocabulary.tokens[number] for number in ids[mask]] == list(tree.tokens) and not ids[~mask].any()
         assert steps[mask].tolist() == list(tree.steps) and GRADES[label] == tree.label and int(mask.sum()) == length_of(tree)
@@ -678,14 +678,14 @@ def test_batches_of_pairs(rows):
     pairs = [SentencePair(*row) for row in rows]
     vocabulary = vocabulary_for(pairs)
     batch = collate_text(pairs, vocabulary, PARAPHRASES)
-    assert batch.ids.shape == batch.mask.shape == batch.steps.shape == (len(pairs), 2, max(map(length_of, pairs)))
+    assert batch.ids.shape == batch.mask.shape == batch.trees.shape == (len(pairs), 2, max(map(length_of, pairs)))
     for pair, ids, mask, label in zip(pairs, batch.ids, batch.mask, batch.labels, strict=True):
         for side in (0, 1):
             assert [vocabulary.tokens[number] for number in ids[side][mask[side]]] == list(pair[1 + side])
         assert PARAPHRASES[label] == pair.label
     sentences = [Sentence("positive", pair.left) for pair in pairs]
     flat = collate_text(sentences, vocabulary, SENTIMENTS)
-    assert flat.ids.shape == flat.steps.shape and flat.labels.tolist() == [1] * len(pairs) and torch.equal(flat.ids, batch.ids[:, 0, :flat.ids.shape[1]])
+    assert flat.ids.shape == flat.trees.shape and flat.labels.tolist() == [1] * len(pairs) and torch.equal(flat.ids, batch.ids[:, 0, :flat.ids.shape[1]])
 
 
 def test_batches_refuse_what_they_cannot_hold():

@@ -393,7 +393,7 @@ def test_lower_precision_trains_in_it_and_keeps_the_weights_whole():
     kinds = set()
 
     def loss(model, batch):
-        out = model(batch.ids, batch.mask, trees=batch.steps)
+        out = model(batch.ids, batch.mask, trees=batch.trees)
         kinds.add(out.root.dtype)
         return nn.functional.cross_entropy(out.root.float(), batch.labels)
 

@@ -558,7 +558,7 @@ class ListOpsBatch(NamedTuple):
     "Several expressions as tensors."
     ids: "torch.Tensor"     # token numbers, 0 on padding, (B, N) int64
     mask: "torch.Tensor"    # True = token, (B, N) bool
-    steps: "torch.Tensor"   # composition steps, 0 on last tokens and padding, (B, N) int64
+    trees: "torch.Tensor"   # composition steps, 0 on last tokens and padding, (B, N) int64
     labels: "torch.Tensor"  # values, (B,) int64 in 0 to 9
 
 

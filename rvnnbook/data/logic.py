@@ -548,7 +548,7 @@ class LogicBatch(NamedTuple):
     "Several pairs as tensors; the second axis is left and right."
     ids: "torch.Tensor"     # token numbers, 0 on padding, (B, 2, N) int64
     mask: "torch.Tensor"    # True = token, (B, 2, N) bool
-    steps: "torch.Tensor"   # composition steps, 0 on last tokens and padding, (B, 2, N) int64
+    trees: "torch.Tensor"   # composition steps, 0 on last tokens and padding, (B, 2, N) int64
     labels: "torch.Tensor"  # places in RELATIONS, (B,) int64
 
 

@@ -333,7 +333,7 @@ class TextBatch(NamedTuple):
     "Several examples as tensors; those of pairs have the axis left and right after B."
     ids: "torch.Tensor"     # token numbers, 0 on padding, (B, N) or (B, 2, N) int64
     mask: "torch.Tensor"    # True = token, of the same shape, bool
-    steps: "torch.Tensor"   # composition steps, 0 where there is no tree, of the same shape
+    trees: "torch.Tensor"   # composition steps, 0 where there is no tree, of the same shape
     labels: "torch.Tensor"  # places in the tuple of labels, (B,) int64
 
 

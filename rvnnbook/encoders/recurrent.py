@@ -26,9 +26,13 @@ def read_layer(
     mask: Tensor,             # (B, N) bool, True = token, tokens first
 ) -> Tensor:                  # their states side by side, zero on padding, (B, N, D)
     "Read a batch in one direction or in both."
-    states = [readers[0](x)[0]]
-    if len(readers) == 2:
-        states.append(reverse_tokens(readers[1](reverse_tokens(x, mask))[0], mask))
+    tokens = x
+    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):    # few CPUs have the kernel
+        tokens = x.to(torch.get_autocast_dtype("cpu")).to(readers[0].weight_ih_l0.dtype)
+    with torch.autocast("cpu", enabled=False):
+        states = [readers[0](tokens)[0]]
+        if len(readers) == 2:
+            states.append(reverse_tokens(readers[1](reverse_tokens(tokens, mask))[0], mask))
     return torch.where(mask[..., None], torch.cat(states, -1), 0).to(x.dtype)
 
 def read_to_the_end(

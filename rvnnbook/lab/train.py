@@ -195,8 +195,8 @@ def classification_loss(
     batch: NamedTuple,   # with ids, mask, steps and labels
 ) -> Tensor:             # scalar, nats
     "Mean surprise at the labels, and what the encoder adds."
-    out = model(batch.ids, batch.mask, trees=batch.steps)
-    return cross_entropy(out.root, batch.labels) + out.loss
+    out = model(batch.ids, batch.mask, trees=batch.trees)
+    return cross_entropy(out.logits, batch.labels) + out.loss
 
 
 def sum_gradients(
@@ -560,7 +560,7 @@ def evaluate_classifier(
     device, right, surprises = next(model.parameters()).device, [], []
     for batch in dealt:
         batch = to_device(batch, device)
-        scores = model(batch.ids, batch.mask, trees=batch.steps).root
+        scores = model(batch.ids, batch.mask, trees=batch.trees).logits
         right.append(predict_labels(scores) == batch.labels)
         surprises.append(cross_entropy(scores, batch.labels).double() * len(batch.labels))
     right = torch.cat(right)

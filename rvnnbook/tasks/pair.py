@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput
-from .classify import Classifier
+from .classify import Classifier, ClassifierOutput
 
 # %% ../../nbs/pair.ipynb #900ff8ed
 def pair_features(
@@ -78,11 +77,13 @@ class PairClassifier(Classifier):
         mask: Tensor,                             # (B, 2, N) bool, True = token
         *,
         trees: Tensor | None = None,              # composition steps, (B, 2, N), if needed
+        labels: Tensor | None = None,             # true labels, (B,); adds their cross-entropy
         generator: torch.Generator | None = None, # for encoders that draw
-    ) -> EncoderOutput:                           # of 2 B sentences; root: (B, classes or 1)
+        trace: bool = False,                      # keep the encoder's trace
+    ) -> ClassifierOutput:                        # logits (B, classes or 1); encoding of 2 B
         if ids.ndim != 3 or ids.shape[1] != 2 or mask.shape != ids.shape:
             raise ValueError("ids and mask of pairs have the shape (B, 2, N), "
                              f"got {tuple(ids.shape)} and {tuple(mask.shape)}")
         trees = None if trees is None else trees.flatten(0, 1)
         return super().forward(ids.flatten(0, 1), mask.flatten(0, 1), trees=trees,
-                               generator=generator)
+                               labels=labels, generator=generator, trace=trace)
