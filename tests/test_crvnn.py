@@ -18,16 +18,15 @@ from rvnnbook.encoders.crvnn import (
     crvnn_literal,
     encode_soft_tree,
     extract_trees,
-    add_boundary_tokens,
     halt_penalty,
     modulated_sigmoid,
     gather_rows,
     plain_sigmoid,
     modulated_sigmoid_exp,
-    flip_tokens,
 )
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.cells import GRC
+from rvnnbook.layers.masking import add_boundary_tokens, reverse_tokens
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
 from rvnnbook.layers.neighbors_linear import neighbor_retrievers
 from rvnnbook.show.trees import soft_round_drawing
@@ -503,10 +502,10 @@ def test_the_first_token_is_the_last_of_a_sentence_turned_over(sizes, seed, padd
     last = make(seed, factor, cell=cell)
     first = same_weights(last, cell=cell, root="first")
     x, mask = batch_of(sizes, seed, padding)
-    one, other = first(x, mask, trace=True), last(flip_tokens(x, mask), mask, trace=True)
-    close([one.root, one.states, one.loss], [other.root, flip_tokens(other.states, mask), other.loss])
+    one, other = first(x, mask, trace=True), last(reverse_tokens(x, mask), mask, trace=True)
+    close([one.root, one.states, one.loss], [other.root, reverse_tokens(other.states, mask), other.loss])
     for name in ("existence", "composition"):
-        close(one.trace[name], [flip_tokens(row, mask) for row in other.trace[name]])
+        close(one.trace[name], [reverse_tokens(row, mask) for row in other.trace[name]])
     assert one.trace["rounds"].tolist() == other.trace["rounds"].tolist()
 
     def mirrored(tree, n):
@@ -517,8 +516,8 @@ def test_the_first_token_is_the_last_of_a_sentence_turned_over(sizes, seed, padd
 
 def test_turning_twice_is_nothing():
     x, mask = batch_of([4, 1, 6], 0, padding=2)
-    assert flip_tokens(x, mask)[0, :4].equal(x[0, :4].flip(0)) and flip_tokens(x, mask)[0, 4:].equal(x[0, 4:])
-    assert flip_tokens(flip_tokens(x, mask), mask).equal(x)
+    assert reverse_tokens(x, mask)[0, :4].equal(x[0, :4].flip(0)) and reverse_tokens(x, mask)[0, 4:].equal(x[0, 4:])
+    assert reverse_tokens(reverse_tokens(x, mask), mask).equal(x)
 
 
 @quick

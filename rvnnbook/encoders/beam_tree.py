@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from .greedy_tree import merge_pairs
 from ..layers.cells import GRC
 from ..layers.topk import EPSILON, choice_matrix, gumbel_noise, one_soft, stochastic_topk
@@ -90,7 +90,7 @@ def search_states(
     return roots[order], scores[order], history
 
 # %% ../../nbs/implementations/beam_tree.ipynb #9a926c14
-class BeamTree(nn.Module):
+class BeamTree(Encoder):
     "BT-GRC: several merge orders at once, their roots averaged (rir section 2)."
     def __init__(
         self,

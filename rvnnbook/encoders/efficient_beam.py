@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from ..layers.cells import GRC
 from ..layers.neighbors_linear import log_sums
 from ..layers.topk import gumbel_noise
@@ -53,7 +53,7 @@ class PairScorer(nn.ModuleList):
         return torch.cat([as_right, as_left]), torch.cat([torch.zeros_like(bias), bias])
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #c75b1ed0
-class EfficientBeam(nn.Module):
+class EfficientBeam(Encoder):
     "EBT-GRC: beam search for trees that scores pairs before it composes them (rir section 2)."
     def __init__(
         self,

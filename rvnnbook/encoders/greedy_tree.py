@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from .crvnn import check_choice
 from .rvnn import compose_by_height
 from ..layers.cells import make_cell
@@ -132,7 +132,7 @@ def find_trees(
     return trees
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #c2fd06f0
-class TreeParts(nn.Module):
+class TreeParts(Encoder):
     "What easy first composes, by what, and how it scores: leaves, a cell, a scorer."
     def __init__(
         self,

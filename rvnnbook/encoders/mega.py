@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from .s4d_stack import mean_of_tokens
 from ..layers.s4d import convolve, power_sums
 
@@ -137,7 +137,7 @@ def check_mega(
                          f"reach={reach} must be at least 1")
 
 # %% ../../nbs/implementations/mega.ipynb #c2f4c7b3
-class MEGA(nn.Module):
+class MEGA(Encoder):
     "Layers of moving averages and gated attention (Ma et al. 2023; rir section 4)."
     def __init__(
         self,

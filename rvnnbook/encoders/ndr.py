@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from .crvnn import check_choice, add_boundary_tokens
 from ..layers.attention import geometric_attention, geometric_literal, seen_keys
 
@@ -177,7 +177,7 @@ def read_at(
     return states[rows, 0 if readout in ("start", "first") else mask.sum(1) - 1]
 
 # %% ../../nbs/implementations/ndr.ipynb #292df09f
-class NDR(RoutingLayer):
+class NDR(RoutingLayer, Encoder):
     "Neural Data Router: one gated layer of attention, many times (design_space section 3)."
     def __init__(
         self,

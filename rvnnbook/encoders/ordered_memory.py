@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch, steps_from_tree
+from ..core import Encoder, EncoderOutput, check_batch, steps_from_tree
 from .crvnn import check_choice
 from .recurrent_grc import STARTS
 from ..layers.cells import ACTIVATIONS, GRC
@@ -91,7 +91,7 @@ def slot_shares(
     return weights / weights.sum(-1, keepdim=True)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #680d1f7a
-class OrderedMemory(nn.Module):
+class OrderedMemory(Encoder):
     "A stack of soft slots, read with one pass (Ordered Memory section 3)."
     def __init__(
         self,

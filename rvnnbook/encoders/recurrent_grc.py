@@ -7,9 +7,10 @@ __all__ = ['STARTS', 'fold_prefixes', 'fold_left', 'read_halves', 'RecurrentGRC'
 import torch
 from torch import Tensor, nn
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from .crvnn import check_choice
-from .recurrent import read_to_the_end, reverse_tokens
+from .recurrent import read_to_the_end
+from ..layers.masking import reverse_tokens
 from ..layers.cells import GRC
 
 # %% ../../nbs/implementations/recurrent_grc.ipynb #8dc5badc
@@ -58,7 +59,7 @@ def read_halves(
     return torch.where(mask[..., None], torch.cat(states, -1), 0)
 
 # %% ../../nbs/implementations/recurrent_grc.ipynb #3777b3b2
-class RecurrentGRC(nn.Module):
+class RecurrentGRC(Encoder):
     "RNN-GRC: the gated recursive cell from left to right (rir section 4.1)."
     def __init__(
         self,

@@ -7,7 +7,7 @@ __all__ = ['INNERS', 'LeftFold', 'make_inner', 'RIR', 'recurse']
 import torch
 from torch import Tensor, nn
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from .balanced import chunk_size, compose_levels, level_lengths, level_trees
 from .crvnn import CRvNN, check_choice
 from .ordered_memory import OrderedMemory
@@ -56,7 +56,7 @@ def make_inner(
     return inner
 
 # %% ../../nbs/implementations/rir.ipynb #d70b9094
-class RIR(nn.Module):
+class RIR(Encoder):
     "A recursive network as the cell of a balanced tree: recursion in recursion (rir section 3)."
     def __init__(
         self,

@@ -10,7 +10,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from ..core import EncoderOutput, check_batch, merge_targets
+from ..core import Encoder, EncoderOutput, check_batch, merge_targets
 from ..layers.cells import make_cell
 
 # %% ../../nbs/implementations/rvnn.ipynb #b328a993
@@ -93,7 +93,7 @@ def _in_rows(letters):
     return torch.cat(nodes)[torch.cat(rows).argsort()]
 
 # %% ../../nbs/implementations/rvnn.ipynb #5de3713b
-class RvNN(nn.Module):
+class RvNN(Encoder):
     "Recursive network over given trees, one call of the cell per height (crvnn Eq. 1-2)."
     def __init__(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from ..layers.s4d import NORMS, S4DKernel, convolve
 
 # %% ../../nbs/implementations/s4d_stack.ipynb #91828cc8
@@ -59,7 +59,7 @@ def mean_of_tokens(
     return total / mask.sum(1, keepdim=True)
 
 # %% ../../nbs/implementations/s4d_stack.ipynb #fe7f3799
-class S4DStack(nn.Module):
+class S4DStack(Encoder):
     "Layers of state spaces, one on the other, and the mean over tokens (rir App. J)."
     def __init__(
         self,

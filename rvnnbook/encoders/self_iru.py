@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..core import EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch
 from .recurrent import read_layer, read_to_the_end
 from ..layers.scan import linear_scan
 
@@ -235,7 +235,7 @@ def depth_gates(
     return torch.stack([unit.gates(tokens) for unit, tokens in seen], -2)
 
 # %% ../../nbs/implementations/self_iru.ipynb #037434a8
-class SelfIRU(nn.Module):
+class SelfIRU(Encoder):
     "Read the tokens in order, with gates that are networks (self_iru section 2)."
     def __init__(
         self,

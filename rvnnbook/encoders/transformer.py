@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch
-from .recurrent import reverse_tokens
+from ..core import Encoder, EncoderOutput, check_batch
+from ..layers.masking import reverse_tokens
 from ..layers.cells import ACTIVATIONS
 
 # %% ../../nbs/implementations/transformer.ipynb #db1f49f4
@@ -213,7 +213,7 @@ def check_transformer(
                          "and test_layers needs shared=True")
 
 # %% ../../nbs/implementations/transformer.ipynb #205158ed
-class Transformer(nn.Module):
+class Transformer(Encoder):
     "Attention everywhere, in layers with own or shared weights (Vaswani et al. 2017)."
     def __init__(
         self,
