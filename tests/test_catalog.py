@@ -608,7 +608,7 @@ file = File("toy/file", size, checksum, address)
 if sys.argv[1] == "get":
     get(Dataset("toy", "", (), "", "", (file,)), pause=0)
 while sys.argv[1] == "place":
-    place(Path(address), file)
+    install_file(Path(address), file)
     print("placed", flush=True)
 """
 

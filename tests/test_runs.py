@@ -82,8 +82,8 @@ def test_a_record_of_a_real_training_in_two_sittings(tmp_path):
 import sys
 from pathlib import Path
 import torch
-from rvnnbook.data.batches import Batches
-from rvnnbook.data.listops import VOCABULARY, collate, unique_draws
+from rvnnbook.data.batches import BucketLoader
+from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.runs import append, code_hashes, make_trace, new_record
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
@@ -94,7 +94,7 @@ examples = list(unique_draws(60, seed=0))
 def run(**options):
     torch.manual_seed(0)
     model = Classifier(create_encoder("rvnn", dim=8), vocabulary=len(VOCABULARY), classes=10)
-    return train(model, Batches(examples, 20, collate, seed=0), lambda model: {"accuracy": 0.5}, folder=folder / "run",
+    return train(model, BucketLoader(examples, 20, collate_listops, seed=0), lambda model: {"accuracy": 0.5}, folder=folder / "run",
                  metric="accuracy", optimizer="adamw", steps=6, **options)
 run(time_budget=0)
 outcome = run()

@@ -315,7 +315,7 @@ class ImageBatch(NamedTuple):
     "Several pictures as tensors, in the fields that a classifier reads."
     ids: "torch.Tensor"     # brightness in place of token numbers, (B, N, C) float32 in [0, 1]
     mask: "torch.Tensor"    # True everywhere, (B, N) bool
-    steps: "torch.Tensor"   # 0 everywhere, there is no tree, (B, N) int64
+    trees: "torch.Tensor"   # 0 everywhere, there is no tree, (B, N) int64
     labels: "torch.Tensor"  # (B,) int64 in 0 to 9
 
 

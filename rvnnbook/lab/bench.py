@@ -563,7 +563,7 @@ def answer_worker():
     "Runs in the fresh process: read a task, measure, write what was found."
     print(json.dumps(measure(**json.load(sys.stdin))))
 
-ANSWER = "from rvnnbook.lab.bench import answer; answer()"
+ANSWER = "from rvnnbook.lab.bench import answer_worker; answer_worker()"
 
 def fresh(
     task: dict,              # parameters of `measure`

@@ -79,6 +79,7 @@ class Written(nn.Module):
         *,
         trees: Tensor | None = None,                 # not used
         generator: torch.Generator | None = None,    # not used
+        trace: bool = False,                         # not used
     ) -> EncoderOutput:                              # root (B, D)
         root, loss, _ = self.form(self.encoder, x, mask)
         return EncoderOutput(root, loss=loss)
@@ -152,7 +153,7 @@ def answer_entrant():
     "Runs in the fresh process: read a task, measure, write what was found."
     print(json.dumps(train_steps(EfficiencyTask(**json.load(sys.stdin)))))
 
-ANSWER = "from rvnnbook.lab.efficiency import answer; answer()"
+ANSWER = "from rvnnbook.lab.efficiency import answer_entrant; answer_entrant()"
 
 def fresh_steps(
     task: EfficiencyTask,    # what to measure

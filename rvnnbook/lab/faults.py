@@ -40,8 +40,8 @@ TINY_RUN = '''import time
 
 import torch
 
-from rvnnbook.data.batches import Batches
-from rvnnbook.data.listops import VOCABULARY, collate, unique_draws
+from rvnnbook.data.batches import BucketLoader
+from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.rerun import run_folder
 from rvnnbook.lab.runs import append, code_hashes, end_to_end, make_trace, new_record
 from rvnnbook.lab.train import classification_loss, evaluate_classifier, train
@@ -59,11 +59,11 @@ def loss(model, batch):
     return classification_loss(model, batch)
 
 def judge(model):
-    return evaluate_classifier(model, Batches(examples[:8], 8, collate))
+    return evaluate_classifier(model, BucketLoader(examples[:8], 8, collate_listops))
 
 folder = run_folder("tiny", run)
-outcome = train(model, Batches(examples[8:], 8, collate, seed=run.seed), judge, loss=loss,
-                folder=folder and folder / "stage-1", steps=run.steps, check_every=10,
+outcome = train(model, BucketLoader(examples[8:], 8, collate_listops, seed=run.seed), judge,
+                loss=loss, folder=folder and folder / "stage-1", steps=run.steps, check_every=10,
                 save_every=0.0, patience=None, progress=False, seed=run.seed)'''
 
 # %% ../../nbs/workshop/faults.ipynb #965a7719

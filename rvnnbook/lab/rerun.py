@@ -253,8 +253,8 @@ def _first_line(root, log, note):
     outside = "build runs .venv .git .jupyter node_modules".split()
     skipped = [str(root / name) for name in outside]
     line = f"{inspect.getsource(watch)}\nwatch({str(log)!r}, {folders!r}, {skipped!r})\ndel watch"
-    heed = f"\n__import__('rvnnbook.lab.guard', fromlist=['heed']).heed({str(note)!r})"
-    return line + heed if note else line
+    stop = f"\nfrom rvnnbook.lab import guard as g; g.install_kernel_stop({str(note)!r}); del g"
+    return line + stop if note else line
 
 def _run_in_kernel(staged, partial, parameters, folder, line, told, disputed):
     "Have papermill run a notebook, and tell apart what can end it."
@@ -267,8 +267,10 @@ def _run_in_kernel(staged, partial, parameters, folder, line, told, disputed):
                 cwd=str(folder), extra_arguments=[f"--IPKernelApp.exec_lines={line}"],
                 progress_bar=False, request_save_on_cell_execute=False, iopub_timeout=120, **told))
     except PapermillExecutionError as error:
-        if told and error.ename in ("Held", "KeyboardInterrupt"):    # no fault of the notebook's
-            raise (LockHeld(error.evalue) if error.ename == "Held" else KeyboardInterrupt) from None
+        if told and error.ename == "LockHeld":                # not an error of the notebook
+            raise LockHeld(error.evalue) from None
+        if told and error.ename == "KeyboardInterrupt":
+            raise KeyboardInterrupt from None
         if not disputed:
             raise
         print(f"The run is complete. What its page says of all records needs another look: "

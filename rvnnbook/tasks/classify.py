@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..core import EncoderOutput
 from ..registry import create_encoder, read_weights
 
-# %% ../../nbs/heads.ipynb #180132f3
+# %% ../../nbs/heads.ipynb #5c0f1a7e
 class ClassifierOutput(NamedTuple):
     "What a classifier returns."
     logits: Tensor             # one score a class, (B, classes), or (B, 1) for two classes
@@ -25,13 +25,19 @@ class ClassifierOutput(NamedTuple):
     def root(self):
         raise AttributeError("a classifier's scores are renamed from root to logits")
 
+def _head_layers(dim, classes, layers):
+    "One or two linear layers; two classes share one score."
+    if layers not in (1, 2) or classes < 2:
+        raise ValueError("a head has 1 or 2 layers and at least 2 classes, "
+                         f"got layers={layers}, classes={classes}")
+    hidden = [nn.Linear(dim, dim) for _ in range(layers - 1)]
+    return nn.ModuleList(hidden + [nn.Linear(dim, 1 if classes == 2 else classes)])
 
+# %% ../../nbs/heads.ipynb #180132f3
 class Classifier(nn.Module):
     """Embedding, encoder and head: one label for each sentence (crvnn App. B).
 
-    `model(ids, mask, trees=..., labels=...)` gives a `ClassifierOutput`. Its `loss` is what to
-    minimise: the mean cross-entropy plus the encoder's auxiliary loss.
-    """
+    Minimise `model(ids, mask, labels=...).loss`: mean cross-entropy plus auxiliary loss."""
     def __init__(
         self,
         encoder: nn.Module,            # any encoder of the book, with its width in encoder.dim
@@ -43,14 +49,10 @@ class Classifier(nn.Module):
         dropout_out: float = 0.0,      # dropout before the last layer, in [0, 1)
     ):
         super().__init__()
-        if layers not in (1, 2) or classes < 2:
-            raise ValueError("a head has 1 or 2 layers and at least 2 classes, "
-                             f"got layers={layers}, classes={classes}")
-        dim, scores = encoder.dim, 1 if classes == 2 else classes
-        self.encoder = encoder
+        self.encoder, dim = encoder, encoder.dim
         self.embedding = nn.Embedding(vocabulary, embedding_dim or dim)
         self.in_proj = nn.Linear(embedding_dim or dim, dim)
-        self.head = nn.ModuleList([nn.Linear(dim, dim)] * (layers - 1) + [nn.Linear(dim, scores)])
+        self.head = _head_layers(dim, classes, layers)
         self.dropout_in, self.dropout_out = nn.Dropout(dropout_in), nn.Dropout(dropout_out)
         self.head_input, self.activation = nn.Identity(), F.gelu    # other tasks, other choices
 
@@ -67,8 +69,8 @@ class Classifier(nn.Module):
         x = self.dropout_in(self.in_proj(self.embedding(ids)))
         encoding = self.encoder(x, mask, trees=trees, generator=generator, trace=trace)
         features = self.head_input(encoding.root)
-        if len(self.head) == 2:
-            features = self.activation(self.head[0](features))
+        for layer in self.head[:-1]:
+            features = self.activation(layer(features))
         logits = self.head[-1](self.dropout_out(features))
         loss = encoding.loss if labels is None else cross_entropy(logits, labels) + encoding.loss
         return ClassifierOutput(logits, loss, encoding)
