@@ -22,7 +22,7 @@ from rvnnbook.lab import verdicts
 from rvnnbook.lab.verdicts import (CAP, FLOORS, LENGTHS, NEAR, OTHER_SETTINGS, PAPER_EPOCHS, PAPER_SETTINGS, RISE, VERDICTS, Way, answer_row, floor_of,
                                    has_learned, headline, how_ended, judge_number, last_digit, overview, still_rising, asked_in_full, tolerance,
                                    trained_in_full, verdict_lines, verdict_notes, versus, waiting, way_of)
-from tests.records import make
+from tests.records import make, paper_run
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = code_hashes(["rvnnbook.core"])
@@ -33,14 +33,6 @@ counts = st.integers(1, 30)
 def run(accuracy, split="official", encoder="crvnn", experiment="listops", seed=0, count=1000, **changes):
     given = {"modules": CODE, "parameters": {"encoder": encoder}, **changes}
     return make(experiment=experiment, seed=seed, metrics={split: {"accuracy": accuracy, "count": count}}, **given)
-
-
-def paper_run(accuracy, model="EBT-GRC", split="official, listops_o_test", seed=0, count=10_000, profile="paper", finished=True, trace=None, more={}, **asked):
-    "A run of the experiment that has the papers' settings."
-    asked = {"model": model, "dim": 128, "longest": 100, "batch_size": 128, "epochs": 100, "test_size": 0} | asked
-    metrics = {split: {"accuracy": accuracy, "count": count}} | {name: {"accuracy": share, "count": 2000} for name, share in more.items()}
-    return make(experiment="length_generalization", profile=profile, seed=seed, parameters=asked, metrics=metrics, modules=CODE,
-                finished=finished, trace=trace)
 
 
 @pytest.fixture
