@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from rvnnbook.lab.runs import code_hashes
 from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab import verdicts
-from rvnnbook.lab.verdicts import (CAP, FLOORS, LENGTHS, NEAR, OTHER_SETTINGS, PAPER_EPOCHS, PAPER_SETTINGS, RISE, VERDICTS, Way, answer_row, floor_of,
-                                   has_learned, headline, how_ended, judge_number, last_digit, overview, still_rising, asked_in_full, tolerance,
+from rvnnbook.lab.verdicts import (CAP, FLOORS, LENGTHS, NEAR, OTHER_SETTINGS, PAPER_EPOCHS, PAPER_SETTINGS, QUEUE, RISE, VERDICTS, Way, answer_row, floor_of,
+                                   has_learned, headline, how_ended, judge_number, last_digit, overview, queue_page, still_rising, asked_in_full, tolerance,
                                    trained_in_full, verdict_lines, verdict_notes, versus, waiting, way_of)
 from tests.records import make, paper_run
 
@@ -177,6 +177,8 @@ def test_a_part_of_the_test_is_not_the_test():
     assert not asked_in_full(official, [paper_run(.9, count=500, test_size=500)])
     assert not asked_in_full(drawn, [paper_run(.9, split=drawn, count=500, test_size=500)])
     assert not asked_in_full("generated, listops_o_test", [paper_run(.9, split="generated, listops_o_test")]), "the official one exists"
+    assert asked_in_full(drawn, [paper_run(.9, split=drawn, count=2000, test_size=2000)]), "as many as in the paper"
+    assert not asked_in_full(official, [paper_run(.9, count=2000, test_size=2000)])
     assert not asked_in_full(drawn, [run(.9, split=drawn, experiment="nested")])
     assert asked_in_full("published, 8 operators", [run(.9, "published, 8 operators", count=3347, parameters={"test_size": 10_000})])
 
@@ -218,13 +220,16 @@ def test_experiments_with_other_settings_are_never_reproduced():
 
 def test_two_numbers_at_the_floor_agree_about_nothing():
     "RIR-GRC at 10 operators: 47.35 in the paper, where one answer is right in 51.3 of 100 cases."
-    def told(accuracy, operators, profile="cpu"):
+    own = {"dropout_in": .4, "dropout": .1, "dropout_out": .1, "patience": 4}
+
+    def told(accuracy, operators, profile="cpu", own=own):
         metrics = {f"published, {operators} operators": {"accuracy": accuracy, "count": 1444}, "published, held out": {"accuracy": .8, "count": 2000}}
-        found = make(experiment="logic", profile=profile, parameters={"encoder": "rir_grc", "split": "none"}, metrics=metrics, modules=CODE)
+        found = make(experiment="logic", profile=profile, parameters={"encoder": "rir_grc", "split": "none", **own}, metrics=metrics, modules=CODE)
         return judged([found], "rir.table3", "RIR-GRC", f"ops_{operators}").verdict
     assert told(.48, 10) == told(.48, 10, "paper") == "not learned"
     assert told(.52, 8) == "not learned" and told(.52, 8, "paper") == "differs", "a trained model that falls to the floor differs"
-    assert told(.7, 10) == "smaller scale"
+    assert told(.7, 10) == "smaller scale" and told(.7, 8, "paper") == "differs"
+    assert told(.7, 8, "paper", {}) == "smaller scale", "the dropout of another paper"
 
 
 def test_other_runs_answer_only_while_there_is_none_of_the_papers_settings():
@@ -407,3 +412,34 @@ def test_a_command_is_read_by_a_shell_as_it_is_meant():
     import shlex
     way = way_of("crvnn.table7", "minus modulated sigmoid")
     assert shlex.split(way.command("listops"))[-2:] == ["-p", "variant=no competition"]
+
+
+# ---- the queue
+
+def test_the_status_of_a_run_follows_from_its_record(curves):
+    job = QUEUE["ListOps-O (rir Table 2)"][0]
+    curves[0] = curve(*[.9] * 20)
+    assert job.status(0, []) == "no record" and job.status(1, [paper_run(.9)]) == "no record"
+    assert job.status(0, [paper_run(.9, epochs=20)]) == "cut short after 250 steps on a processor, commit abababa, unknown"
+    assert job.status(0, [paper_run(.9, epochs=20), paper_run(.95, epochs=40)]).startswith("finished after 250 steps")
+    assert job.status(0, [paper_run(.9, profile="cpu")]) == "no record" and job.status(0, [paper_run(.9, "BBT-GRC")]) == "no record"
+    page = queue_page([paper_run(.95)])
+    assert "## ListOps-O (rir Table 2): 1 of 15 finished" in page and page.count("finished after") == 1
+
+
+def test_the_queue_starts_with_three_seeds_of_the_headline_models():
+    first = next(iter(QUEUE.values()))
+    assert [job.row for job in first[:2]] == ["EBT-GRC", "RIR-EBT-GRC"] and all(job.seeds == (0, 1, 2) for job in first)
+    commands = [job.command(seed) for jobs in QUEUE.values() for job in jobs for seed in job.seeds]
+    assert len(commands) == len(set(commands)) and all(" --profile paper " in command for command in commands)
+
+
+def test_the_page_of_the_queue_is_that_of_the_records():
+    "Records may have been added since; what the page calls finished is finished, and its commands are those of the queue."
+    page = (ROOT / "nbs" / "results" / "QUEUE.md").read_text()
+    now = {(line.split("`")[1]): line for line in queue_page().splitlines() if line.startswith("| ") and "`" in line}
+    lines = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
+    assert {line.split("`")[1] for line in lines} == set(now)
+    for line in lines:
+        assert "finished" not in line or "finished" in now[line.split("`")[1]]
+    assert not re.search(r"(?:^|[\s`(])/\w", page), "a place on a machine"

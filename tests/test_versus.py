@@ -12,7 +12,7 @@ import pytest
 from rvnnbook.cli import parser
 from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
 from rvnnbook.lab.tables import paper_table, paper_tables
-from rvnnbook.lab.verdicts import COLUMNS, ENCODER_OF, LENGTHS, NESTED, REASONS, VARIANT_OF, WAYS, Way, way_of
+from rvnnbook.lab.verdicts import COLUMNS, ENCODER_OF, LENGTHS, NESTED, QUEUE, REASONS, VARIANT_OF, WAYS, Way, way_of
 from rvnnbook.registry import list_encoders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,12 +87,17 @@ COMMANDS = sorted({way.command(column) for name, _, way in ALL_WAYS for column i
 
 @pytest.mark.parametrize("profile", ["cpu", "paper"])
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split("experiments/")[1])
-def test_every_command_passes_the_gate_of_its_experiment(command, profile):
+def test_every_command_passes_the_gate_of_its_experiment(command, profile, said=None):
     words = parser().parse_args(shlex.split(command)[1:])
     asked = {name: parse_value(value) for name, _, value in (pair.partition("=") for pair in words.parameter)}
     checked = check_parameters(open_notebook(ROOT / words.notebook), {**asked, "profile": profile})
     assert asked.items() <= vars(checked).items()
-    assert words.profile == ("paper" if "length_generalization" in words.notebook else "cpu")
+    assert words.profile == (said or ("paper" if "length_generalization" in words.notebook else "cpu"))
+
+
+@pytest.mark.parametrize("command", sorted({job.command(job.seeds[0]) for jobs in QUEUE.values() for job in jobs}), ids=lambda command: command.split("experiments/")[1])
+def test_every_command_of_the_queue_passes_the_gate_too(command):
+    test_every_command_passes_the_gate_of_its_experiment(command, "paper", "paper")
 
 
 def test_every_column_of_a_record_is_found_by_its_pattern():
