@@ -13,6 +13,8 @@ from rvnnbook.encoders.greedy_tree import (
     GreedyTree,
     TreeParts,
     best_pair,
+    drawn_rounds,
+    drawn_trees,
     easy_first,
     find_trees,
     remove_positions,
@@ -21,6 +23,7 @@ from rvnnbook.encoders.greedy_tree import (
     build_tree_trace,
     tree_noise,
 )
+from rvnnbook.encoders.efficient_beam import grc_parts
 from rvnnbook.encoders.rvnn import compose_by_height, compose_tree
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -306,6 +309,54 @@ def test_straight_through_by_hand(scorer, sizes, seed, temperature):
     hard = torch.stack([compose_tree(tree_from_steps(tree[:n].tolist()), list(leaves), encoder.grc)
                         for tree, n, leaves in zip(out.trace["trees"], sizes, encoder.leaf_norm(encoder.leaf(x)))])
     torch.testing.assert_close(out.root, hard)                          # a real tree, not a mixture
+
+
+def literal_root(encoder, leaves, mask, noise, weigh=None):
+    return easy_first(leaves, mask, encoder.grc, weigh or encoder.weigh, lambda u, there, t: straight_through(
+        u, there, noise[t, :, :u.shape[1]], encoder.temperature))
+
+
+@each
+@few
+@given(sizes=lengths, seed=seeds, temperature=st.sampled_from([0.5, 1.0, 3.0]))
+def test_pairs_composed_once_equal_the_literal_loop(scorer, sizes, seed, temperature):
+    encoder = make(seed, 0.5, scorer=scorer, choice="gumbel", temperature=temperature)
+    x, mask = batch_of(sizes, seed, 1)
+    leaves, noise = encoder.leaves(x.nan_to_num()).detach().requires_grad_(), tree_noise(mask, generator(seed))
+    root, rounds = literal_root(encoder, leaves, mask, noise)
+    once, table, order = drawn_trees(encoder, leaves, mask, noise, temperature)
+    torch.testing.assert_close(once, root, rtol=0, atol=1e-12)
+    torch.testing.assert_close(build_tree_trace(drawn_rounds(table, order, mask), mask), build_tree_trace(rounds, mask))
+    inputs = [leaves, *encoder.grc.parameters(), *encoder.scorer.parameters()]
+    for found, expected in zip(gradients(once, inputs), gradients(root, inputs)):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+
+
+@each
+def test_a_pair_keeps_the_units_that_dropout_gave_it(scorer):
+    encoder = make(3, scorer=scorer, choice="gumbel", dropout=0.4)
+    x, mask = batch_of([7, 7, 7], 3)
+    leaves, noise = encoder.leaves(x).detach().requires_grad_(), tree_noise(mask, generator(3))
+    once, table, order = drawn_trees(encoder, leaves, mask, noise, 1.0)
+    pairs = iter([table.rounds[t][1][order.argsort()] for t in range(6)])
+
+    def weigh(left, right):
+        keep = table.keep[next(pairs)].flatten(0, 1).double() / 0.6
+        parents = encoder.grc.norm(grc_parts(encoder.grc, left.flatten(0, 1), right.flatten(0, 1), keep)[-1])
+        return encoder.weigh(left, right, parents.view_as(left))[0], parents.view_as(left)
+
+    root, _ = literal_root(encoder, leaves, mask, noise, weigh)
+    assert not table.keep.all() and table.keep.any()
+    torch.testing.assert_close(once, root, rtol=0, atol=1e-12)
+    inputs = [leaves, *encoder.grc.parameters(), *encoder.scorer.parameters()]
+    for found, expected in zip(gradients(once, inputs), gradients(root, inputs)):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_drawn_trees_compose_about_three_times_the_length():
+    encoder, (x, mask) = make(choice="gumbel"), batch_of([20, 20], 0)
+    *_, table, _ = drawn_trees(encoder, encoder.leaves(x), mask, tree_noise(mask), 1.0)
+    assert len(table.scores) == 2 * (3 * 20 - 4)
 
 
 def test_straight_through_is_a_one_hot_with_a_soft_slope():

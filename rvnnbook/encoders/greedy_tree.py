@@ -2,15 +2,21 @@
 
 # %% auto #0
 __all__ = ['merge_pairs', 'best_pair', 'easy_first', 'build_tree_trace', 'stack_rounds', 'remove_positions', 'find_trees',
-           'TreeParts', 'tree_noise', 'straight_through', 'GreedyTree']
+           'TreeParts', 'tree_noise', 'straight_through', 'DrawnMerges', 'merge_rows', 'compose_pairs', 'empty_table',
+           'fill_pairs', 'draw_merges', 'choice_gradient', 'round_backward', 'DrawnRoots', 'drawn_trees',
+           'drawn_rounds', 'GreedyTree']
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #1c96e481
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch
 from .crvnn import check_choice
+from .efficient_beam import grc_parts
 from .rvnn import compose_by_height
 from ..layers.cells import make_cell
 from ..layers.topk import gumbel_noise
@@ -158,11 +164,13 @@ class TreeParts(Encoder):
         self,
         left: Tensor,                  # left members of pairs, (..., D)
         right: Tensor,                 # right members, (..., D)
+        parents: Tensor | None = None, # their parents if they are known, (..., D)
     ) -> tuple[Tensor, Tensor | None]: # u, (...); the parents (..., D) if they were composed
         "How much each pair should be composed."
-        parents = self.grc(left, right) if len(self.scorer) == 1 else None
+        if parents is None and len(self.scorer) == 1:
+            parents = self.grc(left, right)
         with torch.autocast(left.device.type, enabled=False):
-            if parents is not None:
+            if len(self.scorer) == 1:
                 return self.scorer[0](parents.to(self.scorer[0].weight.dtype)).squeeze(-1), parents
             pair = torch.cat([left[..., :self.seen], right[..., :self.seen]], -1)
             hidden = F.gelu(self.scorer[0](pair.to(self.scorer[0].weight.dtype)))
@@ -192,6 +200,227 @@ def straight_through(
     noisy = ((scores + noise) / temperature).masked_fill(~there, -torch.inf)
     soft = torch.where(there.any(1, keepdim=True), noisy, 0).softmax(1)
     return best_pair(noisy, there) + (soft - soft.detach())
+
+# %% ../../nbs/implementations/greedy_tree.ipynb #d40061e0
+class DrawnMerges(NamedTuple):
+    "Every node, pair and round of drawn trees."
+    values: Tensor         # leaves, then the parent of every pair, (L + R, D)
+    scores: Tensor         # u of every pair, (R,)
+    children: Tensor       # rows of the two members of every pair, (R, 2)
+    keep: Tensor | None    # hidden units that dropout kept, (R, H) bool
+    rounds: list           # nodes (b, m), pairs (b, m-1), pick (b, 1), y~ (b, m-1) of each round
+
+def merge_rows(
+    nodes: Tensor,         # rows of the nodes, (b, m)
+    pairs: Tensor,         # numbers of the pairs, (b, m-1)
+    pick: Tensor,          # place of the pair that is composed, (b, 1)
+    parent: Tensor,        # row of its parent, (b, 1)
+    number: int,           # the first number for new pairs
+) -> tuple[Tensor, ...]:   # nodes (b, m-1); pairs (b, m-2); members of 2 b new pairs (2 b, 2)
+    "Put a parent in the place of its children and number the pairs on its two sides."
+    place = torch.arange(nodes.shape[1] - 1, device=nodes.device)
+    nodes = nodes.gather(1, place + (place > pick)).scatter(1, pick, parent)
+    three = pick + torch.arange(-1, 2, device=nodes.device)
+    before, node, behind = nodes.gather(1, three.clamp(0, len(place) - 1)).unbind(1)
+    new = number + torch.arange(2 * len(nodes), device=nodes.device).view(-1, 2)
+    place = place[:-1]
+    pairs = pairs.gather(1, place + (place > pick))
+    for side in (0, 1):
+        pairs = torch.where(place == pick - 1 + side, new[:, side, None], pairs)
+    return nodes, pairs, torch.stack([before, node, node, behind], 1).view(-1, 2)
+
+# %% ../../nbs/implementations/greedy_tree.ipynb #afa3d4e0
+def compose_pairs(
+    parts: TreeParts,          # cell and scorer
+    members: Tensor,           # two nodes a pair, (R, 2, D)
+    keep: Tensor | None,       # hidden units that dropout keeps, (R, H) bool; None: all
+) -> tuple[Tensor, Tensor]:    # u, (R,); parents (R, D)
+    "Parents of pairs and their scores."
+    left, right = members.unbind(1)
+    factors = None if keep is None else keep.to(left.dtype) / (1 - parts.grc.dropout.p)
+    parents = parts.grc.norm(grc_parts(parts.grc, left, right, factors)[-1])
+    return parts.weigh(left, right, parents)[0], parents
+
+def empty_table(
+    parts: TreeParts,      # cell and scorer
+    leaves: Tensor,        # of all sentences, one after the other, (L, D)
+    more: int,             # pairs that rounds will add
+) -> DrawnMerges:          # with the first L pairs: leaf i and leaf i + 1
+    "Leaves, their pairs, and room for what rounds will make."
+    total, pairs = len(leaves), len(leaves) + more
+    first = torch.arange(total, device=leaves.device)[:, None] + torch.tensor([0, 1])
+    children = F.pad(first.to(leaves.device).clamp(max=total - 1), (0, 0, 0, more))
+    keep, p = None, parts.grc.dropout.p
+    if parts.training and p > 0:
+        keep = torch.rand(pairs, parts.grc.w1.out_features, device=leaves.device) >= p
+    table = DrawnMerges(F.pad(leaves, (0, 0, 0, pairs)), leaves.new_zeros(pairs), children, keep,
+                        [])
+    fill_pairs(parts, table, 0, total)
+    return table
+
+def fill_pairs(
+    parts: TreeParts,      # cell and scorer
+    table: DrawnMerges,    # children of these pairs are known
+    start: int,            # the first of them
+    stop: int,             # the one after the last
+) -> None:                 # writes scores and values
+    "Compose and score a range of pairs."
+    leaves = len(table.values) - len(table.scores)
+    keep = None if table.keep is None else table.keep[start:stop]
+    members = table.values[table.children[start:stop]]
+    table.scores[start:stop], table.values[leaves + start:leaves + stop] = compose_pairs(
+        parts, members, keep)
+
+# %% ../../nbs/implementations/greedy_tree.ipynb #c2e0b952
+@torch.no_grad()
+def draw_merges(
+    parts: TreeParts,      # cell and scorer
+    leaves: Tensor,        # of all sentences, the longest first, one after the other, (L, D)
+    lengths: Tensor,       # tokens of every sentence, (B,), never rising
+    noise: Tensor,         # G, (T, B, N-1)
+    temperature: float,    # tau, > 0
+) -> DrawnMerges:
+    "Draw a tree for every sentence and compose each pair once (Choi et al. 2018)."
+    counts, total, device = lengths.tolist(), len(leaves), leaves.device
+    going = {m: sum(n >= m for n in counts) for m in range(2, counts[0] + 1)}
+    used = total
+    table = empty_table(parts, leaves, 2 * sum(going[m] for m in range(3, counts[0] + 1)))
+    first, row = lengths.cumsum(0) - lengths, torch.arange(len(lengths), device=device)
+    nodes = pairs = row.new_zeros(0, 0)
+    for m in range(counts[0], 1, -1):
+        joined = first[len(nodes):going[m], None] + torch.arange(m, device=device)
+        nodes = torch.cat([nodes.view(-1, m), joined])
+        pairs = torch.cat([pairs.view(-1, m - 1), joined[:, :-1]])
+        drawn = noise[lengths[:going[m]] - m, row[:going[m]], :m - 1]
+        noisy = (table.scores[pairs] + drawn) / temperature
+        pick = noisy.argmax(1, keepdim=True)
+        table.rounds.append((nodes, pairs, pick, noisy.softmax(1)))
+        parent = total + pairs.gather(1, pick)
+        nodes, pairs, members = merge_rows(nodes, pairs, pick, parent, used)
+        if m > 2:
+            table.children[used:used + len(members)] = members
+            fill_pairs(parts, table, used, used + len(members))
+            used += len(members)
+    return table
+
+# %% ../../nbs/implementations/greedy_tree.ipynb #61ae9511
+def choice_gradient(
+    states: Tensor,        # h, (b, m, D)
+    parents: Tensor,       # p, of all pairs, (b, m-1, D)
+    later: Tensor,         # gradient at the nodes after the round, (b, m-1, D)
+    soft: Tensor,          # y~, (b, m-1)
+    temperature: float,    # tau
+) -> Tensor:               # gradient at the scores, (b, m-1)
+    "What reaches the scores of a round by straight-through (Choi et al. 2018)."
+    stay = states[:, :-1]
+    moved = (later * (states[:, 1:] - stay)).sum(-1)
+    at_choice = (later * (parents - stay)).sum(-1) + moved.flip(1).cumsum(1).flip(1) - moved
+    return soft * (at_choice - (soft * at_choice).sum(1, keepdim=True)) / temperature
+
+# %% ../../nbs/implementations/greedy_tree.ipynb #d69b231e
+def round_backward(
+    parts: TreeParts,      # its cell is used
+    table: DrawnMerges,    # from draw_merges
+    step: int,             # which round
+    later: Tensor,         # gradient at the nodes after it, (b, m-1, D)
+    slopes: Tensor,        # gradient of each score at the two members of its pair, (R, 2, D)
+    at_scores: Tensor,     # gradient at all scores, (R,); added to
+    at_parents: Tensor,    # gradient at the parents of composed pairs, (R, D); written
+    temperature: float,    # tau
+) -> Tensor:               # gradient at the nodes before it, (b, m, D)
+    "Back through one round, each pair's score with the gradient it has always had."
+    (nodes, pairs, pick, soft), values = table.rounds[step], table.values
+    leaves, wide = len(values) - len(table.scores), (-1, -1, later.shape[-1])
+    at_pairs = choice_gradient(values[nodes], values[leaves + pairs], later, soft, temperature)
+    at_scores.index_add_(0, pairs.flatten(), at_pairs.flatten())
+    place, chosen = torch.arange(nodes.shape[1], device=nodes.device), pairs.gather(1, pick)[:, 0]
+    at_parents[chosen] = later.gather(1, pick[..., None].expand(*wide)).squeeze(1)
+    with torch.enable_grad():
+        members = values[table.children[chosen]].requires_grad_()
+        keep = None if table.keep is None else table.keep[chosen]
+        _, parents = compose_pairs(parts, members, keep)
+        below, = torch.autograd.grad(parents, members, at_parents[chosen])
+    earlier = later.gather(1, (place - (place > pick).long())[..., None].expand(*wide))
+    earlier.scatter_(1, (pick + place[:2])[..., None].expand(*wide), below)
+    left, right = (at_pairs[..., None] * side for side in slopes[pairs].unbind(2))
+    earlier[:, :-1] += left
+    earlier[:, 1:] += right
+    return earlier
+
+# %% ../../nbs/implementations/greedy_tree.ipynb #bde2943a
+class DrawnRoots(torch.autograd.Function):
+    "Roots of drawn trees with straight-through gradients (Choi et al. 2018)."
+    @staticmethod
+    def forward(
+        ctx,
+        leaves: Tensor,        # of all sentences, (L, D)
+        lengths: Tensor,       # tokens of every sentence, (B,), never rising
+        table: DrawnMerges,    # from draw_merges
+        parts: TreeParts,      # cell and scorer
+        temperature: float,    # tau
+        *parameters,           # of cell and scorer; named so that they receive gradients
+    ) -> Tensor:               # roots, (B, D)
+        ctx.about, ctx.parameters = (table, parts, temperature), parameters
+        ctx.save_for_backward(lengths)
+        roots = lengths.cumsum(0) - 1
+        if table.rounds:
+            last = table.rounds[-1][1]
+            roots = torch.cat([len(leaves) + last[:, 0], roots[len(last):]])
+        return table.values[roots]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (table, parts, temperature), (lengths,) = ctx.about, ctx.saved_tensors
+        leaves = len(table.values) - len(table.scores)
+        at_leaves = grad.new_zeros(leaves, grad.shape[1])
+        at_leaves[lengths.cumsum(0) - 1] = grad                    # for sentences of one token
+        at_scores = torch.zeros_like(table.scores)
+        at_parents = torch.zeros_like(table.values[leaves:])
+        with torch.enable_grad():
+            members = table.values[table.children].requires_grad_()
+            made = compose_pairs(parts, members, table.keep)
+            slopes, = torch.autograd.grad(made[0].sum(), members, retain_graph=True)
+        later, joined = grad[:, None], [0, *(len(nodes) for nodes, *_ in table.rounds)]
+        for step in reversed(range(len(table.rounds))):
+            later = round_backward(parts, table, step, later[:joined[step + 1]], slopes,
+                                   at_scores, at_parents, temperature)
+            at_leaves[table.rounds[step][0][joined[step]:]] = later[joined[step]:]
+        found = torch.autograd.grad(made, ctx.parameters, (at_scores, at_parents))
+        return at_leaves, None, None, None, None, *found
+
+# %% ../../nbs/implementations/greedy_tree.ipynb #feea26b2
+def drawn_trees(
+    parts: TreeParts,      # cell and scorer
+    leaves: Tensor,        # (B, N, D)
+    mask: Tensor,          # (B, N) bool, True = token
+    noise: Tensor,         # G, (T, B, N-1)
+    temperature: float,    # tau, > 0
+) -> tuple[Tensor, DrawnMerges, Tensor]:    # roots (B, D); the table; which sentence is which
+    "Gumbel trees of a batch, every pair composed once (Choi et al. 2018)."
+    lengths, order = mask.sum(1).sort(descending=True, stable=True)
+    flat = leaves[order][mask[order]]
+    table = draw_merges(parts, flat, lengths, noise[:, order], temperature)
+    roots = DrawnRoots.apply(flat, lengths, table, parts, temperature,
+                             *parts.grc.parameters(), *parts.scorer.parameters())
+    return roots[order.argsort()], table, order
+
+def drawn_rounds(
+    table: DrawnMerges,    # from draw_merges
+    order: Tensor,         # which sentence each row is, (B,)
+    mask: Tensor,          # (B, N) bool, True = token
+) -> list:                 # (scores, y) of every round, as easy_first keeps them
+    "The rounds of all sentences, counted from the first one."
+    lengths, shape = mask.sum(1)[order], (len(mask), mask.shape[1] - 1)
+    rounds = [(table.scores.new_zeros(shape), table.scores.new_zeros(shape))
+              for _ in range(int(lengths.max()) - 1)]
+    for nodes, pairs, pick, _ in table.rounds:
+        count, m = nodes.shape
+        for b, when, at in zip(order[:count].tolist(), (lengths[:count] - m).tolist(),
+                               range(count)):
+            scores, y = rounds[when]
+            scores[b, :m - 1], y[b, pick[at]] = table.scores[pairs[at]], 1
+    return rounds
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #70275e36
 class GreedyTree(TreeParts):
@@ -223,11 +452,11 @@ class GreedyTree(TreeParts):
     ) -> EncoderOutput:                              # root (B, D)
         leaves = self.leaves(check_batch(x, mask, self.dim))
         if self.choice == "gumbel" and self.training:
-            noise = tree_noise(mask, generator)
-            root, rounds = easy_first(
-                leaves, mask, self.grc, self.weigh, lambda u, there, t: straight_through(
-                    u, there, noise[t, :, :u.shape[1]], self.temperature))
-            return EncoderOutput(root, trace=build_tree_trace(rounds, mask) if trace else None)
+            with torch.autocast(x.device.type, enabled=False):
+                root, table, order = drawn_trees(self, leaves.to(self.leaf.weight.dtype), mask,
+                                                 tree_noise(mask, generator), self.temperature)
+            return EncoderOutput(root, trace=build_tree_trace(
+                drawn_rounds(table, order, mask), mask) if trace else None)
         seen = []
         found = find_trees(leaves, mask, self.grc, self.weigh, seen if trace else None)
         story = {"trees": found, "scores": stack_rounds(seen, mask)} if trace else None
