@@ -205,12 +205,39 @@ def test_cells_that_are_called():
 def test_climbing_alone():
     memory = make(slots=3)
     token, slots, above = torch.randn(2, 4).double(), torch.randn(2, 3, 4).double(), torch.rand(2, 3).double()
-    made, running = compose_slots(memory, memory.cell.w1.weight.split(4, 1), token, slots, above), token
-    for i, candidate in enumerate(made):
+    made, running = compose_slots(memory, token, slots, above), token
+    for i, candidate in enumerate(made.unbind(1)):
         share = above[:, i, None]
         running = (1 - share) * token + share * memory.norm(memory.cell(running, slots[:, i]))
         assert_close(candidate, running)
-    assert len(made) == 3 and compose_slots(memory, memory.cell.w1.weight.split(4, 1), token, slots[:, :0], above[:, :0]) == []
+    assert compose_slots(memory, token, slots[:, :0], above[:, :0]).shape == (2, 0, 4)
+
+
+@pytest.mark.parametrize("slots, least, sharp", [(1, 1e-5, 1.0), (4, 0.0, 1.0), (4, 1e-5, 200.0), (12, 1e-5, 50.0), (6, 1e-5, 3000.0)])
+def test_ragged_batches_equal_the_literal_form(slots, least, sharp):
+    memory = make(slots=slots, least=least, sharp=sharp)
+    x, mask = rows([3, 12, 1, 9, 12])
+    x.requires_grad_()
+    used = {key: p for key, p in memory.named_parameters() if slots > 1 or key.split(".")[0] in ("input", "norm", "cell")}
+    used.pop("beta.bias", None)
+    both = [torch.cat([(part * mask[..., None]).flatten() for part in form])
+            for form in (remember(memory, x, mask), ordered_memory_literal(memory, x))]
+    assert_close(*both, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip(*(slopes(results, (x, *used.values())) for results in both)):
+        assert (ours - theirs).abs().max() <= 1e-9 * theirs.abs().max().clamp(min=1)
+
+
+def test_dropout_is_the_same_in_both_directions():
+    "With a fixed seed the step is a function whose derivative is known by differences."
+    memory = make(slots=3, dropout=0.5, activation="gelu").train()
+    token, slots, above = torch.randn(2, 4).double(), torch.randn(2, 3, 4).double(), torch.tensor([[0, .3, .8], [.2, .6, 1]]).double()
+
+    def step(*given):
+        torch.manual_seed(0)
+        return compose_slots(memory, *given)
+
+    assert torch.autograd.gradcheck(step, [t.requires_grad_() for t in (token, slots)] + [above])
+    assert not torch.equal(step(token, slots, above), compose_slots(memory, token, slots, above))
 
 
 def test_match():

@@ -2,18 +2,23 @@
 
 # %% auto #0
 __all__ = ['run_stack', 'stack_heights', 'slot_sums', 'memory_step', 'slot_shares', 'OrderedMemory', 'match_slots',
-           'ordered_memory_literal', 'compose_slots', 'fit_window', 'read_memory', 'remember', 'compress',
+           'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'compose_slot', 'slots_backward', 'slots_forward',
+           'ComposeSlots', 'compose_slots', 'rows_reading', 'fit_window', 'read_memory', 'remember', 'compress',
            'likely_heights', 'slot_trees']
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, steps_from_tree
 from .crvnn import check_choice
+from .efficient_beam import activation_derivative, cell_backward
 from .recurrent_grc import STARTS
 from ..layers.cells import ACTIVATIONS, GRC
 
@@ -159,24 +164,151 @@ def ordered_memory_literal(
     return torch.stack(outputs, 1), torch.stack(told, 1)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #f24be395
+class SlotPlan(NamedTuple):
+    "Which rows each slot needs."
+    order: Tensor          # sentences, those that use most slots first, (B,)
+    counts: list[int]      # c_i, how many of them each slot composes, (L,), never falling
+    places: Tensor         # slot and row of every composition, slot by slot, (P, 2)
+
+def slot_plan(
+    above: Tensor,         # probability of a choice at each slot or above, (B, L)
+) -> SlotPlan:
+    "Order sentences so that every slot composes the first few."
+    depth, order = (above > 0).sum(1).sort(descending=True, stable=True)
+    slots = torch.arange(above.shape[1], 0, -1, device=above.device)
+    needed = depth >= slots[:, None]                                       # (L, B)
+    return SlotPlan(order, needed.sum(1).tolist(), needed.nonzero())
+
+def compose_slot(
+    memory: OrderedMemory,    # its weights are used
+    running: Tensor,          # what arrives from the slot above, (c, D)
+    slot: Tensor,             # what is in the slot, (c, D)
+    known: Tensor,            # W_m times it and the bias, (c, H)
+    keep: Tensor | None,      # factors of the hidden units, (c, H)
+) -> tuple[Tensor, tuple]:    # composed, (c, D); what the backward pass needs
+    "The cell and its norm, half of the first product done before."
+    cell, dim = memory.cell, memory.dim
+    before = torch.addmm(known, running, cell.w1.weight[:, :dim].T)
+    hidden = cell.activation(before)
+    parts = cell.w2(hidden if keep is None else hidden * keep)
+    keep_running, keep_slot, write = parts[:, :3 * dim].sigmoid().chunk(3, -1)
+    mixed = keep_running * running + keep_slot * slot + write * parts[:, 3 * dim:]
+    composed, mean, scale = torch.native_layer_norm(
+        mixed, [dim], memory.norm.weight, memory.norm.bias, memory.norm.eps)
+    return composed, (before, parts, mixed, mean, scale)
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #dc98117b
+def slots_backward(
+    cell,                  # w1, w2 and the norm behind the cell
+    grad: Tensor,          # gradient at all candidates, rows in the order of the plan, (B, L, D)
+    counts: list[int],     # c_i, (L,)
+    levels: list,          # of every slot: parts of the cell, and composed
+    token: Tensor,         # x_t, (B, D)
+    share: Tensor,         # probability of a choice at each slot or above, (L, B)
+    below: Tensor,         # children of every composition, running and slot, (P, 2 D)
+    slope: Tensor,         # of the activation, (P, H)
+) -> tuple[Tensor, ...]:   # at parts, hidden units, children; at token, share; at gain and shift
+    "From the last slot to the first (Ordered Memory section 3)."
+    at_parts, at_hidden = slope.new_empty(len(slope), 4 * cell.dim), torch.empty_like(slope)
+    at_below, at_share, at_token = (torch.zeros_like(t) for t in (below, share, token))
+    at_norm, stop, carry = [torch.zeros_like(cell.norm.weight)] * 2, len(slope), at_token.clone()
+    for i in reversed(range(len(counts))):
+        count, (*level, composed) = counts[i], levels[i]
+        rows, own = slice(stop - count, stop), grad[:, i] + carry
+        at_share[i, :count] = (own[:count] * (composed - token[:count])).sum(1)
+        pushed = own[:count] * share[i, :count, None]
+        at_token += own
+        at_token[:count] -= pushed
+        at_parts[rows], at_hidden[rows], at_below[rows], *more = cell_backward(
+            cell, pushed, level, below[rows], slope[rows])
+        carry = F.pad(at_below[rows, :cell.dim], (0, 0, 0, len(token) - count))
+        at_norm, stop = [one + other for one, other in zip(at_norm, more)], stop - count
+    return at_parts, at_hidden, at_below, at_token + carry, at_share, *at_norm
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #9247b30f
+def slots_forward(
+    memory: OrderedMemory,    # its weights are used
+    token: Tensor,            # x_t, rows in the order of the plan, (B, D)
+    slot: Tensor,             # what is in the slot of every composition, (P, D)
+    share: Tensor,            # probability of a choice at each slot or above, (L, B)
+    counts: list[int],        # c_i, (L,)
+) -> tuple:                   # candidates (B, L, D); running (P, D); levels; keep (P, H) or None
+    "From the first slot to the last (Ordered Memory section 3)."
+    cell, running, start, keep = memory.cell, token, 0, None
+    known = F.linear(slot, cell.w1.weight[:, memory.dim:], cell.w1.bias)
+    if cell.training and cell.dropout.p > 0:
+        keep = F.dropout(torch.ones_like(known), cell.dropout.p)
+    made, arrived, levels = [], [], []
+    for count, part in zip(counts, share[..., None]):
+        rows = slice(start, start + count)
+        arrived.append(running[:count])
+        composed, level = compose_slot(memory, arrived[-1], slot[rows], known[rows],
+                                       None if keep is None else keep[rows])
+        mixed = torch.lerp(token[:count], composed, part[:count])
+        running, start = torch.cat([mixed, token[count:]]), start + count
+        levels.append((*level, composed))
+        made.append(running)
+    return torch.stack(made, 1), torch.cat(arrived), levels, keep
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #5e32ed9b
+class ComposeSlots(torch.autograd.Function):
+    "Candidates of one step, composed where there is a share (Ordered Memory section 3)."
+    @staticmethod
+    def forward(
+        ctx,
+        token: Tensor,            # x_t, (B, D)
+        slots: Tensor,            # M_t from some slot to the last, (B, L, D)
+        above: Tensor,            # probability of a choice at each of them or above, (B, L)
+        memory: OrderedMemory,    # its weights are used
+        *parameters,              # of cell and norm; named so that they receive gradients
+    ) -> Tensor:                  # candidates at these slots, (B, L, D)
+        order, counts, places = slot_plan(above)
+        at, token, share = (order[places[:, 1]], places[:, 0]), token[order], above[order].T
+        made, arrived, levels, keep = slots_forward(memory, token, slots[at], share, counts)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(token, share, torch.cat([arrived, slots[at]], 1), keep)
+            ctx.about = memory, order, counts, at, levels
+        return made[order.argsort()]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (token, share, below, keep), (memory, order, counts, at, levels) = (
+            ctx.saved_tensors, ctx.about)
+        inner, back, at_slots = memory.cell, order.argsort(), torch.zeros_like(grad)
+        cell = SimpleNamespace(dim=memory.dim, w1=inner.w1, w2=inner.w2, norm=memory.norm,
+                               activation=inner.activation)
+        hidden, slope = activation_derivative(cell, levels, token)
+        if keep is not None:
+            hidden, slope = hidden * keep, slope * keep
+        at_parts, at_hidden, at_below, at_token, at_share, *at_norm = slots_backward(
+            cell, grad[order], counts, levels, token, share, below, slope)
+        at_slots[at] = at_below[:, memory.dim:]
+        return (at_token[back], at_slots, at_share.T[back], None, at_hidden.T @ below,
+                at_hidden.sum(0), at_parts.T @ hidden, at_parts.sum(0), *at_norm)
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #be35a748
 def compose_slots(
     memory: OrderedMemory,    # its weights are used
-    halves: tuple,            # W_h and W_m, the two halves of the cell's first matrix
     token: Tensor,            # x_t, (B, D)
     slots: Tensor,            # M_t from some slot to the last, (B, L, D)
     above: Tensor,            # probability of a choice at each of them or above, (B, L)
-) -> list[Tensor]:            # candidates at these slots, (B, D) each
-    "The second line of the step, the slots' half of the first product taken at once."
-    cell, running, made = memory.cell, token, []
-    known = F.linear(slots, halves[1], cell.w1.bias)
-    for slot, part, share in zip(*(t.unbind(1) for t in (slots, known, above[..., None]))):
-        hidden = cell.dropout(cell.activation(part + F.linear(running, halves[0])))
-        gates, content = cell.w2(hidden).split([3 * memory.dim, memory.dim], -1)
-        keep, keep_slot, write = gates.sigmoid().chunk(3, -1)
-        composed = memory.norm(keep * running + keep_slot * slot + write * content)
-        running = torch.lerp(token, composed, share)
-        made.append(running)
-    return made
+) -> Tensor:                  # candidates at these slots, (B, L, D)
+    "The second line of the step, in full precision (Ordered Memory section 3)."
+    if not slots.shape[1]:
+        return slots
+    cell = memory.cell
+    with torch.autocast(token.device.type, enabled=False):
+        return ComposeSlots.apply(token, slots, above, memory, cell.w1.weight, cell.w1.bias,
+                                  cell.w2.weight, cell.w2.bias, *memory.norm.parameters())
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #76730c0e
+def rows_reading(
+    lengths: Tensor,          # tokens of every row, (B,), never rising
+    steps: int,               # N
+) -> list[int]:               # rows that still read in each step, (N,)
+    "How many sentences are not over, when the longest come first."
+    return (lengths > torch.arange(steps, device=lengths.device)[:, None]).sum(1).tolist()
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #7d9561fa
 def fit_window(
@@ -191,24 +323,30 @@ def fit_window(
 def read_memory(
     memory: OrderedMemory,    # its weights are used
     tokens: Tensor,           # LN(W x), (B, N, D), finite on padding
-) -> tuple[Tensor, Tensor]:   # outputs (B, N, D); p (B, N, K)
+    lengths: Tensor | None = None,    # tokens of every row, (B,), never rising; all if not given
+) -> tuple[Tensor, Tensor]:   # outputs (B, N, D); p (B, N, K); zero behind the last token
     "Ordered Memory with all that can be done at once, on the slots in use."
-    halves, above = memory.cell.w1.weight.split(memory.dim, 1), tokens.new_zeros(len(tokens), 0)
+    (batch, length, _), shares = tokens.shape, tokens.new_zeros(len(tokens), 0)
     slots = candidates = tokens[:, :0]
-    shares, outputs, told = above, [], []
-    for token, query in zip(tokens.unbind(1),
-                            memory.query_norm(memory.query(tokens)).unbind(1)):
-        if outputs:
-            shares = slot_shares(match_slots(memory, query, candidates),
+    above, outputs, told = shares, [], []
+    for token, query, count in zip(
+            tokens.unbind(1), memory.query_norm(memory.query(tokens)).unbind(1),
+            [batch] * length if lengths is None else rows_reading(lengths, length)):
+        if count < len(slots):                             # some sentences are over
+            shares, slots, candidates, above = (
+                kept[:count] for kept in (shares, slots, candidates, above))
+        if outputs and count:
+            shares = slot_shares(match_slots(memory, query[:count], candidates),
                                  fit_window(shares, candidates.shape[1]), memory.least)
             above, below = slot_sums(shares)
             slots = torch.lerp(fit_window(slots, candidates.shape[1]), candidates, below[..., None])
         free = int((above == 0).all(0).sum())              # slots of the window without a share
-        made = compose_slots(memory, halves, token, slots[:, free:], above[:, free:])
-        pushed = [token] if len(made) < memory.slots else []
-        candidates = torch.stack(pushed + made, 1)         # the window of the next step
-        outputs.append(candidates[:, -1])
-        told.append(fit_window(shares, memory.slots))
+        made = compose_slots(memory, token[:count], slots[:, free:], above[:, free:])
+        pushed = [token[:count, None]] if made.shape[1] < memory.slots else []
+        candidates = torch.cat([*pushed, made], 1)         # the window of the next step
+        ended = 0, 0, 0, batch - count
+        outputs.append(F.pad(candidates[:, -1], ended))
+        told.append(F.pad(fit_window(shares, memory.slots), ended))
     return torch.stack(outputs, 1), torch.stack(told, 1)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #de0c0979
@@ -218,8 +356,10 @@ def remember(
     mask: Tensor,             # (M, A) bool, True = there is one, these first
 ) -> tuple[Tensor, Tensor]:   # states (M, A, D) and p (M, A, K), zero on padding
     "What is in the last slot after each vector, and the choices on the way."
-    outputs, shares = read_memory(memory, memory.norm(memory.input(x)).to(x.dtype))
-    return tuple(torch.where(mask[..., None], part, 0) for part in (outputs, shares))
+    lengths, order = mask.sum(1).sort(descending=True, stable=True)
+    tokens = memory.norm(memory.input(x[order])).to(x.dtype)
+    back = order.argsort()
+    return tuple(part[back] for part in read_memory(memory, tokens, lengths))
 
 def compress(
     memory: OrderedMemory,    # its weights are used
