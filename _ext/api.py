@@ -8,14 +8,15 @@ from pathlib import Path
 FLOORS = [  # heading, what it says, first words of the module names on it
     ("Shapes and data", "Conventions, languages, generators, batches.", ("core", "data")),
     ("Layers", "Pure functions and small modules that encoders share.", ("layers",)),
-    ("Encoders", "One architecture a room.", ("encoders",)),
+    ("Reference models", "The models of the chapters, for one sentence, as the papers' equations.", ("reference",)),
+    ("Encoders", "The same architectures for batches: fast, masked, checked against the reference.", ("encoders",)),
     ("Models", "The table of encoders, and heads that turn an encoder into a model for a task.", ("registry", "tasks")),
-    ("Laboratory and drawing room", "Training, records, sweeps, benchmarks; figures and steppers.", ("lab", "show")),
-    ("Front door", "The command line.", ("cli",)),
+    ("Experiments and figures", "Training, records, sweeps, benchmarks; tree drawings, plots, interactive figures.", ("lab", "show")),
+    ("Command line", "The `rvnnbook` command.", ("cli",)),
 ]
 
 INTRODUCTION = """Each page lists what a module exports, with the shapes of everything that goes in and comes out.
-A room may use lower floors, and the rooms listed before it on its own."""
+A module uses modules of the sections above it, and those listed before it in its own section."""
 
 MODULE_PAGE = """# {name}
 

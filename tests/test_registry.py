@@ -23,7 +23,7 @@ from rvnnbook.registry import ENCODERS, create_encoder, list_encoders, read_weig
 from rvnnbook.tasks.classify import load_pretrained
 
 PACKAGE = Path(__file__).parents[1] / "rvnnbook"
-FLOORS = {"core": 1, "data": 1, "layers": 2, "encoders": 3, "registry": 4, "tasks": 4, "lab": 5, "show": 5, "cli": 6,
+FLOORS = {"core": 1, "data": 1, "layers": 2, "reference": 3, "encoders": 3, "registry": 4, "tasks": 4, "lab": 5, "show": 5, "cli": 6,
           "_modidx": 7, "__main__": 7, "": 7}          # "": the front door, which nobody inside goes through
 
 
