@@ -124,6 +124,14 @@ def test_early_stopping_is_an_end_and_used_up_epochs_are_none():
     assert [how_ended(by_steps, {"step": [250, last]}) for last in (400, 500)] == ["patience", "limit"]
 
 
+def test_a_curve_is_read_from_the_trace_of_a_record():
+    records = [record for record in verdicts.read_records("nested") if record["trace"]]
+    for record in records[:2]:
+        told = json.loads((ROOT / "nbs" / "results" / "traces" / f"{record['id']}.json").read_text())["curve"]
+        assert verdicts.curve_of(record) == told and how_ended(record, told) == ("limit" if told["step"][-1] >= record["parameters"]["steps"] else "patience")
+    assert verdicts.curve_of(paper_run(.9)) == {} and verdicts.curve_of(paper_run(.9, trace="0" * 12)) == {}, "without a trace, or with a lost one"
+
+
 def test_the_settings_are_those_of_the_experiments_paper_profile():
     cells = json.loads((ROOT / "nbs" / "experiments" / "length_generalization.ipynb").read_text())["cells"]
     source, = ("".join(cell["source"]) for cell in cells if "strict(globals()" in "".join(cell["source"]))
