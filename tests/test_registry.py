@@ -19,7 +19,7 @@ from rvnnbook.data.batches import BucketLoader, Vocabulary
 from rvnnbook.data.listops import collate_listops, make_split
 from rvnnbook.lab.runs import read_records
 from rvnnbook.lab.train import evaluate_classifier
-from rvnnbook.registry import ENCODERS, create_encoder, list_encoders, read_weights
+from rvnnbook.registry import ENCODERS, create_encoder, describe_encoder, list_encoders, read_weights
 from rvnnbook.tasks.classify import load_pretrained
 
 PACKAGE = Path(__file__).parents[1] / "rvnnbook"
@@ -47,6 +47,15 @@ def test_entry(name):
     made = create_encoder(name, dim=8)
     assert type(made) is getattr(importlib.import_module(module), class_name) and made.dim == 8
     assert module.startswith("rvnnbook.encoders.") and set(fixed) < set(inspect.signature(type(made)).parameters)
+
+
+@pytest.mark.parametrize("name", list_encoders())
+def test_description_has_a_line_for_every_option(name):
+    module, class_name, fixed = ENCODERS[name]
+    signature = inspect.signature(getattr(importlib.import_module(module), class_name))
+    rows = describe_encoder(name).splitlines()
+    assert rows[0].startswith(f"{name}: ") and all("#" in row for row in rows[1:])
+    assert [row.split(":")[0].split("=")[0].strip() for row in rows[1:]] == [p for p in signature.parameters if p not in fixed]
 
 
 @pytest.mark.parametrize("name", list_encoders())
