@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 # %% ../../nbs/attention.ipynb #5968bb71
 def geometric_literal(
-    matches: Tensor,           # C, chance that key j is what query i looks for, (..., N, N)
-) -> Tensor:                   # A, chance that it is the first such key, (..., N, N)
-    "Attention to the nearest match, the product as it stands (design_space Eq. 6)."
+    matches: Tensor,           # C, probability that key j matches query i, (..., N, N)
+) -> Tensor:                   # A, probability that j is the first match, (..., N, N)
+    "Attention to the nearest match by its definition, O(N^3) (design_space Eq. 6)."
     place = torch.arange(matches.shape[-1], device=matches.device)
     i, j, k = place[:, None, None], place[:, None], place
     near, far = (i - k).abs(), (i - j).abs()
@@ -29,8 +29,8 @@ def geometric_literal(
 def outward_order(
     length: int,                           # N
     device: torch.device | str = "cpu",    # where the table is kept
-) -> Tensor:                               # i, then places as i meets them, (N, N) int64
-    "Here, right, left, two to the right, two to the left, ...; made once for each length."
+) -> Tensor:                               # i, then positions in the order of the search, (N, N)
+    "Self, right, left, two to the right, two to the left, ...; cached for each length."
     with torch.inference_mode(False):      # a table that is kept must serve in training too
         place = torch.arange(length, device=device)
         away = place[1:]
@@ -41,9 +41,9 @@ def outward_order(
 # %% ../../nbs/attention.ipynb #a8fa087e
 def sums_before(
     values: Tensor,                # one for each query and key, zero on the diagonal, (..., N, N)
-    order: Tensor,                 # i, then places as i meets them, (N, N) int64
-) -> Tensor:                       # sum over those met before j, 0 on the diagonal, (..., N, N)
-    "Running sums in an order of each row's own, put back to where they belong."
+    order: Tensor,                 # i, then positions in the order of the search, (N, N)
+) -> Tensor:                       # sum over those visited before j, (..., N, N)
+    "Running sums of each row in its own order, at their original positions."
     order = order.expand_as(values)
     sums = values.gather(-1, order[..., :-1]).cumsum(-1)
     return torch.zeros_like(values).scatter_(-1, order[..., 1:], sums)
@@ -53,14 +53,14 @@ LOG2_E = math.log2(math.e)         # exp(x) = exp2(x * LOG2_E)
 
 # %% ../../nbs/attention.ipynb #3f5edb3f
 class NearestMatch(torch.autograd.Function):
-    "Weights of the nearest match; of all tables only logits and weights are kept."
+    "Weights of the nearest match; the backward pass keeps only logits and weights."
     @staticmethod
     def forward(
         ctx,
         logits: Tensor,            # s, C = sigmoid(s), (..., N, N)
     ) -> Tensor:                   # A, (..., N, N)
         missed = F.logsigmoid(-logits)
-        missed.diagonal(dim1=-2, dim2=-1).zero_()          # nobody is in his own way
+        missed.diagonal(dim1=-2, dim2=-1).zero_()          # the query itself is not visited
         order = outward_order(logits.shape[-1], logits.device)
         reached = sums_before(missed, order).mul_(LOG2_E).exp2_()
         attention = reached.mul_(logits.sigmoid())
@@ -81,8 +81,8 @@ def seen_keys(
     length: int,                           # N
     direction: str | None = None,          # "left", "right" or None: both sides
     device: torch.device | str = "cpu",    # where the table is made
-) -> Tensor:                               # True = query i may find key j, (N, N) bool
-    "Where a query looks: never at itself, and to one side only if told so."
+) -> Tensor:                               # True = query i can retrieve key j, (N, N) bool
+    "Which keys a query can retrieve: never itself, and one side only if asked for."
     everywhere = torch.ones(length, length, dtype=torch.bool, device=device)
     if direction == "left":
         return everywhere.tril(-1)
@@ -97,8 +97,8 @@ def hide_keys(
     logits: Tensor,                    # s, (B, ..., N, N)
     mask: Tensor | None = None,        # True = there is a key, (B, N) bool; None: everywhere
     direction: str | None = None,      # "left", "right" or None: both sides
-) -> Tensor:                           # -inf where a query does not look, (B, ..., N, N)
-    "Scores of those whom a query does not ask."
+) -> Tensor:                           # -inf where a key is hidden, (B, ..., N, N)
+    "Hide padding and, for one direction, the other side."
     length = logits.shape[-1]
     if direction is not None:
         logits = logits.masked_fill(~seen_keys(length, direction, logits.device), -torch.inf)
@@ -115,9 +115,9 @@ def geometric_attention(
     logits: Tensor,                    # s, match between query i and key j, (B, ..., N, N)
     mask: Tensor | None = None,        # True = there is a key, (B, N) bool; None: everywhere
     normalize: bool = False,           # divide each row by its sum
-    direction: str | None = None,      # look to the "left", to the "right", or, None, both ways
+    direction: str | None = None,      # search "left", "right" or, None, both sides
 ) -> Tensor:                           # A, rows sum to at most 1, (B, ..., N, N)
-    "Attention to the nearest match (design_space Eq. 6)."
+    "Attention to the nearest match, O(N^2) (design_space Eq. 6)."
     if logits.dim() < 2 or logits.shape[-2] != logits.shape[-1]:
         raise ValueError(f"logits must be (..., N, N), got {tuple(logits.shape)}")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))     # as softmax does
@@ -132,7 +132,7 @@ def windows(
     length: int,                           # N
     device: torch.device | str = "cpu",    # where the tables are kept
 ) -> tuple[Tensor, Tensor]:                # first and stop of S_ij (and i), (N, N) int64 each
-    "Who is asked before j, as a stretch of the row; the query in its middle does not count."
+    "Positions visited before j, as a contiguous window that contains the query."
     with torch.inference_mode(False):
         query = torch.arange(length, device=device)[:, None]
         key = query.T
@@ -144,7 +144,7 @@ def windows(
 def geometric_window(
     logits: Tensor,                        # s, (..., N, N), finite
 ) -> Tensor:                               # A, (..., N, N)
-    "The same weights from differences of one running sum a row (design_space Eq. 6)."
+    "Geometric attention from differences of one running sum a row (design_space Eq. 6)."
     first, stop = (end.expand(logits.shape) for end in windows(logits.shape[-1], logits.device))
     own = ~seen_keys(logits.shape[-1], device=logits.device)
     sums = F.pad(F.logsigmoid(-logits).masked_fill(own, 0).cumsum(-1), (1, 0))
