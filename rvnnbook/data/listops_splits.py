@@ -21,7 +21,7 @@ from rvnnbook.data.listops import (
 
 # %% ../../nbs/listops_splits.ipynb #50f5d782
 class ListOpsSplit(NamedTuple):
-    "A set of expressions: what belongs to it, how it is drawn, and who says so."
+    "A set of expressions: its bounds, the settings of its generator, and its source."
     size: int                              # examples in the paper's set
     length: tuple[int, int]                # n, fewest and most tokens
     depth: tuple[int, int]                 # least and greatest number of nested operators
