@@ -298,7 +298,7 @@ def training(
     max_operators: int = 6,                        # train on files 0 to this, 0 to 12
     files: dict[str, list[LogicPair]] | None = None,  # name -> pairs; None: the published ones
 ) -> tuple[list[LogicPair], list[LogicPair]]:      # for training; for validation
-    "What a model may learn from, and what it is selected by (crvnn §4.1.1)."
+    "Training and validation pairs (crvnn §4.1.1)."
     names = [f"train{k}" for k in range(max_operators + 1)]
     files = published_logic(names=names) if files is None else files
     return every_tenth(pair for name in names for pair in files[name])
@@ -502,7 +502,7 @@ def has_pattern(
 
 # %% ../../nbs/logic.ipynb #32ab3d37
 class SystematicitySplit(NamedTuple):
-    "Which pairs a model learns from, is selected by, and is asked about."
+    "Training, validation and test pairs of a systematicity split."
     train: list[LogicPair]   # without the pattern
     validation: list[LogicPair]  # without the pattern, too
     test: list[LogicPair]    # with the pattern on at least one side
@@ -513,7 +513,7 @@ def systematicity(
     files: dict[str, list[LogicPair]] | None = None,  # name -> pairs; None: the published ones
     max_operators: int = 6,                        # uses training files 0 to this, 0 to 12
 ) -> SystematicitySplit:
-    "Hold a pattern out of the training files and ask about it (crvnn §4.1.2)."
+    "Exclude a pattern from the training files and test on it (crvnn §4.1.2)."
     names = [f"train{k}" for k in range(max_operators + 1)]
     files = published_logic(names=names) if files is None else files
     kept, held = [], []
