@@ -97,7 +97,7 @@ def test_arena_is_literal_form(sizes, beam, seed, train, sharper, noise, activat
 
 @few
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3), beams, seeds)
-def test_a_mixture_is_the_literal_form_in_training_alone(sizes, beam, seed):
+def test_onesoft_equals_the_literal_form(sizes, beam, seed):
     x, mask = batch_of(sizes, seed)
     for train in (False, True):
         (_, expected), (_, found) = (answers(encoder.train(train), x, mask, seed) for encoder in both(seed, beam, 2.0, soft=True))

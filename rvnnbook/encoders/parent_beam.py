@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['Arena', 'make_parents', 'initial_rows', 'gather_adjacent', 'refresh_pairs', 'place_step', 'ParentSearch',
            'search_parents', 'PairLifetimes', 'trace_lifetimes', 'plan_pairs', 'lifetime_scores', 'parent_search',
-           'ParentBeam']
+           'continue_rows', 'complete_rows', 'soft_step', 'soft_search', 'ParentBeam']
 
 # %% ../../nbs/implementations/parent_beam.ipynb #c604d0d5
 from typing import NamedTuple
@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import EncoderOutput, check_batch
-from .beam_tree import BeamTree, beam_step, search_states, build_beam_trace
+from .beam_tree import (
+    BeamTree, beam_step, build_beam_trace, propose_pairs, prune_beam, search_states)
 from .efficient_beam import (
     LineageScores, Lineages, ReplayPlan, grc_parts, hash_pair, plan_replay, replay)
-from ..layers.topk import EPSILON, gumbel_noise
+from .greedy_tree import merge_pairs
+from ..layers.topk import EPSILON, gumbel_noise, one_soft
 
 # %% ../../nbs/implementations/parent_beam.ipynb #42905cd2
 class Arena:
@@ -232,6 +234,78 @@ def parent_search(
     roots = nodes[plan.number[found.roots]]
     return torch.where(scores[..., None] > -torch.inf, roots, 0), scores, found.history
 
+# %% ../../nbs/implementations/parent_beam.ipynb #3e24871a
+def continue_rows(
+    rows: Tensor,          # nodes and their parents with the next node, (B, K, M, 2 D)
+    origins: Tensor,       # the hypothesis that each slot continues, (B, S)
+    picks: Tensor,         # the pair that it composes, (B, S)
+) -> tuple[Tensor, Tensor]:    # nodes, and parents that were known, (B, S, M-1, D) each
+    "Rows after a merge, without the parents of the two new pairs (rir section 2)."
+    (batch, beam, count, width), flat = rows.shape, rows.flatten(0, 2)
+    place = torch.arange(count - 1, device=rows.device)
+    start = (torch.arange(batch, device=rows.device)[:, None] * beam + origins) * count
+    moved = start[..., None] + place + (place > picks[..., None])
+    nodes, parents = flat[moved].chunk(2, -1)
+    new = flat[start + picks][..., None, width // 2:]
+    return torch.where((place == picks[..., None])[..., None], new, nodes), parents
+
+def complete_rows(
+    cell,                  # f, called as cell(left, right) on (R, D)
+    nodes: Tensor,         # of the slots that are no mixture, (B, S, M, D)
+    parents: Tensor,       # known ones, (B, S, M, D)
+    picks: Tensor,         # place of each slot's new node, (B, S)
+    mixed: Tensor,         # the mixture's nodes, (B, 1, M, D)
+) -> Tensor:               # (B, S + 1, M, 2 D)
+    "Compose all pairs of the mixture, and two of each other slot (rir section 2)."
+    batch, slots, count, dim = nodes.shape
+    three = (picks[..., None] + torch.arange(-1, 2, device=picks.device)).clamp(0, count - 1)
+    met = nodes.gather(2, three[..., None].expand(-1, -1, -1, dim))
+    left, right = (torch.cat([beside.reshape(-1, dim), soft.reshape(-1, dim)]) for beside, soft in (
+        (met[:, :, :2], mixed[:, :, :-1]), (met[:, :, 1:], mixed[:, :, 1:])))
+    made, softly = cell(left, right).to(nodes.dtype).split(
+        [batch * slots * 2, batch * (count - 1)])
+    made, place = made.view(batch, slots, 2, dim), torch.arange(count, device=picks.device)
+    for side in (0, 1):
+        here = (place == picks[..., None] - 1 + side)[..., None]
+        parents = torch.where(here, made[:, :, side, None], parents)
+    softly = F.pad(softly.view(batch, 1, count - 1, dim), (0, 0, 0, 1))
+    return torch.cat([torch.cat([nodes, parents], -1), torch.cat([mixed, softly], -1)], 1)
+
+# %% ../../nbs/implementations/parent_beam.ipynb #ccc0eae1
+def soft_step(
+    encoder,                                     # a ParentBeam with OneSoft
+    generator: torch.Generator | None = None,    # of the noise, where there is any
+):                                               # a step, as search_states wants it
+    "One step of OneSoft on rows of nodes and parents (rir section 2)."
+    def step(rows, scores, pairs):
+        logits = encoder.scorer[0](rows[:, :, :-1, encoder.dim:]).squeeze(-1)
+        noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
+        candidates, picks = propose_pairs(scores, logits, pairs, encoder.beam, noise)
+        choice, scores = prune_beam(candidates, encoder.beam, one_soft)
+        chosen, mixture = choice.argmax(-1), choice[:, -1:]
+        origins, chosen_picks = chosen // picks.shape[-1], picks.flatten(1).gather(1, chosen)
+        share = mixture.unflatten(-1, picks.shape[1:]).sum(-1)
+        merged = mixture @ F.one_hot(picks, pairs.shape[-1]).flatten(1, 2).to(choice.dtype)
+        nodes, made = torch.einsum("bsk,bkmd->bsmd", share, rows).chunk(2, -1)
+        mixed, hard = merge_pairs(nodes, made[:, :, :-1], merged), chosen_picks[:, :-1]
+        known = continue_rows(rows, origins[:, :-1], hard)
+        rows = complete_rows(encoder.grc, *known, hard, mixed)
+        return rows, scores, chosen_picks, origins
+    return step
+
+def soft_search(
+    encoder,                                     # a ParentBeam with OneSoft
+    leaves: Tensor,                              # leaf states, (B, N, D)
+    mask: Tensor,                                # (B, N) bool, True = token
+    generator: torch.Generator | None = None,    # of the noise, where there is any
+) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
+    "OneSoft with two new parents a step in all slots but one (rir section 2)."
+    parents = encoder.grc(leaves[:, :-1], leaves[:, 1:])
+    rows = torch.cat([leaves, F.pad(parents, (0, 0, 0, 1))], -1)
+    roots, scores, history = search_states(rows, mask.sum(1), encoder.beam,
+                                           soft_step(encoder, generator))
+    return roots[..., :encoder.dim], scores, history
+
 # %% ../../nbs/implementations/parent_beam.ipynb #602fb5de
 class ParentBeam(BeamTree):
     "BT-GRC that composes every pair once (rir section 2)."
@@ -244,12 +318,11 @@ class ParentBeam(BeamTree):
         generator: torch.Generator | None = None,    # of the noise, where there is any
         trace: bool = False,                         # keep hypotheses, scores, trees
     ) -> EncoderOutput:                                   # root (B, D)
-        if self.soft and self.training:              # a mixture has all pairs new
-            return super().forward(x, mask, generator=generator, trace=trace)
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         leaves = leaves.to(self.leaf.weight.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            roots, scores, history = parent_search(self, leaves, mask, generator)
+            search = soft_search if self.soft and self.training else parent_search
+            roots, scores, history = search(self, leaves, mask, generator)
         root = (scores.softmax(-1)[..., None] * roots).sum(1)
         return EncoderOutput(root, trace=build_beam_trace(roots, scores, history,
                                                           mask) if trace else None)
