@@ -2,13 +2,12 @@
 
 # %% auto #0
 __all__ = ['run_stack', 'stack_heights', 'slot_sums', 'memory_step', 'slot_shares', 'OrderedMemory', 'match_slots',
-           'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'compose_slot', 'slots_backward', 'slots_forward',
-           'ComposeSlots', 'compose_slots', 'rows_reading', 'fit_window', 'read_memory', 'remember', 'compress',
-           'likely_heights', 'slot_trees']
+           'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'compose_slot', 'gate_derivatives', 'slots_backward',
+           'slots_gradients', 'slots_forward', 'ComposeSlots', 'compose_slots', 'rows_reading', 'fit_window',
+           'read_memory', 'remember', 'compress', 'likely_heights', 'slot_trees']
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, steps_from_tree
 from .crvnn import check_choice
-from .efficient_beam import activation_derivative, cell_backward
+from .efficient_beam import activation_derivative
 from .recurrent_grc import STARTS
 from ..layers.cells import ACTIVATIONS, GRC
 
@@ -192,38 +191,84 @@ def compose_slot(
     hidden = cell.activation(before)
     parts = cell.w2(hidden if keep is None else hidden * keep)
     keep_running, keep_slot, write = parts[:, :3 * dim].sigmoid().chunk(3, -1)
-    mixed = keep_running * running + keep_slot * slot + write * parts[:, 3 * dim:]
+    mixed = (keep_running * running).addcmul_(keep_slot, slot).addcmul_(write, parts[:, 3 * dim:])
     composed, mean, scale = torch.native_layer_norm(
         mixed, [dim], memory.norm.weight, memory.norm.bias, memory.norm.eps)
     return composed, (before, parts, mixed, mean, scale)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #dc98117b
+def gate_derivatives(
+    parts: Tensor,         # gates before the sigmoid and content, (P, 4 D)
+    below: Tensor,         # children, running and slot, (P, 2 D)
+) -> tuple[Tensor, Tensor]:    # derivative of the gated sum in each part (P, 4 D); gates (P, 3 D)
+    "How the sum of the cell depends on gates and content (crvnn Eq. 15)."
+    dim = below.shape[1] // 2
+    opened, content = parts[:, :3 * dim].sigmoid(), parts[:, 3 * dim:]
+    slopes = opened * (1 - opened) * torch.cat([below, content], 1)
+    return torch.cat([slopes, opened[:, 2 * dim:]], 1), opened
+
 def slots_backward(
-    cell,                  # w1, w2 and the norm behind the cell
+    memory: OrderedMemory, # its weights are used
     grad: Tensor,          # gradient at all candidates, rows in the order of the plan, (B, L, D)
     counts: list[int],     # c_i, (L,)
-    levels: list,          # of every slot: parts of the cell, and composed
-    token: Tensor,         # x_t, (B, D)
-    share: Tensor,         # probability of a choice at each slot or above, (L, B)
-    below: Tensor,         # children of every composition, running and slot, (P, 2 D)
+    share: Tensor,         # of every composition, (P, 1)
+    levels: list,          # mixed, mean and scale of every composition, (P, ...) each
+    gates: tuple,          # from gate_derivatives
     slope: Tensor,         # of the activation, (P, H)
-) -> tuple[Tensor, ...]:   # at parts, hidden units, children; at token, share; at gain and shift
-    "From the last slot to the first (Ordered Memory section 3)."
-    at_parts, at_hidden = slope.new_empty(len(slope), 4 * cell.dim), torch.empty_like(slope)
-    at_below, at_share, at_token = (torch.zeros_like(t) for t in (below, share, token))
-    at_norm, stop, carry = [torch.zeros_like(cell.norm.weight)] * 2, len(slope), at_token.clone()
-    for i in reversed(range(len(counts))):
-        count, (*level, composed) = counts[i], levels[i]
-        rows, own = slice(stop - count, stop), grad[:, i] + carry
-        at_share[i, :count] = (own[:count] * (composed - token[:count])).sum(1)
-        pushed = own[:count] * share[i, :count, None]
-        at_token += own
-        at_token[:count] -= pushed
-        at_parts[rows], at_hidden[rows], at_below[rows], *more = cell_backward(
-            cell, pushed, level, below[rows], slope[rows])
-        carry = F.pad(at_below[rows, :cell.dim], (0, 0, 0, len(token) - count))
-        at_norm, stop = [one + other for one, other in zip(at_norm, more)], stop - count
-    return at_parts, at_hidden, at_below, at_token + carry, at_share, *at_norm
+) -> tuple[Tensor, ...]:   # at candidates (P, D), mixed (P, D), parts, hidden units, rows left over
+    "From the last slot to the first, only what the slot above needs (Ordered Memory section 3)."
+    dim, (per_part, opened), stop = memory.dim, gates, len(slope)
+    at_made, at_mixed = slope.new_empty(2, stop, dim)
+    at_parts, at_hidden = torch.empty_like(per_part), torch.empty_like(slope)
+    carry, spare, first = None, torch.zeros_like(grad[:, 0]), memory.cell.w1.weight[:, :dim]
+    for count, own in zip(counts[::-1], grad.unbind(1)[::-1]):
+        rows = slice(stop - count, stop)
+        own = own if carry is None else own + carry
+        if count < len(own):
+            spare[count:] += own[count:]
+        at_made[rows] = own[:count]
+        delta, *_ = torch.ops.aten.native_layer_norm_backward(
+            own[:count] * share[rows], levels[0][rows], [dim], levels[1][rows], levels[2][rows],
+            memory.norm.weight, memory.norm.bias, [True, False, False])
+        at_mixed[rows] = delta
+        at_parts[rows] = (delta[:, None] * per_part[rows].view(count, 4, dim)).view(count, -1)
+        at_hidden[rows] = (at_parts[rows] @ memory.cell.w2.weight).mul_(slope[rows])
+        carry = torch.addmm(delta * opened[rows, :dim], at_hidden[rows], first)
+        carry, stop = F.pad(carry, (0, 0, 0, len(own) - count)), stop - count
+    return at_made, at_mixed, at_parts, at_hidden, spare + carry
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #7ac2c8a3
+def slots_gradients(
+    grad: Tensor,             # gradient at the candidates, (B, L, D)
+    memory: OrderedMemory,    # its weights are used
+    order: Tensor,            # sentences, those that use most slots first, (B,)
+    counts: list[int],        # c_i, (L,)
+    at: tuple,                # row and slot of every composition, (P,) each
+    levels: list,             # of every slot: parts of the cell, and composed
+    token: Tensor,            # x_t in that order, (B, D)
+    share: Tensor,            # probability of a choice at each slot or above, (L, B)
+    below: Tensor,            # children of every composition, running and slot, (P, 2 D)
+    keep: Tensor | None,      # factors of the hidden units, (P, H)
+) -> tuple:                   # gradients of what ComposeSlots is given
+    "Gradients of one step over the slots, all rows at once (Ordered Memory section 3)."
+    (row, slot), dim, back = at, memory.dim, order.argsort()
+    (hidden, slope), part = activation_derivative(memory.cell, levels, token), share[slot, row]
+    if keep is not None:
+        hidden, slope = hidden * keep, slope * keep
+    parts, *normed, composed = (torch.cat(level) for level in list(zip(*levels))[1:])
+    gates = gate_derivatives(parts, below)
+    at_made, at_mixed, at_parts, at_hidden, at_token = slots_backward(
+        memory, grad[order], counts, part[:, None], normed, gates, slope)
+    at_token.index_add_(0, row, at_made * (1 - part[:, None]))
+    at_share, at_slots = torch.zeros_like(share), grad.new_zeros(grad.shape)
+    at_share[slot, row] = (at_made * (composed - token[row])).sum(1)
+    at_slots[row, slot] = torch.addmm(at_mixed * gates[1][:, dim:2 * dim], at_hidden,
+                                      memory.cell.w1.weight[:, dim:])
+    _, *at_norm = torch.ops.aten.native_layer_norm_backward(
+        at_made * part[:, None], normed[0], [dim], *normed[1:], memory.norm.weight,
+        memory.norm.bias, [False, True, True])
+    return (at_token[back], at_slots[back], at_share.T[back], None, at_hidden.T @ below,
+            at_hidden.sum(0), at_parts.T @ hidden, at_parts.sum(0), *at_norm)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #9247b30f
 def slots_forward(
@@ -245,7 +290,8 @@ def slots_forward(
         composed, level = compose_slot(memory, arrived[-1], slot[rows], known[rows],
                                        None if keep is None else keep[rows])
         mixed = torch.lerp(token[:count], composed, part[:count])
-        running, start = torch.cat([mixed, token[count:]]), start + count
+        running = mixed if count == len(token) else torch.cat([mixed, token[count:]])
+        start += count
         levels.append((*level, composed))
         made.append(running)
     return torch.stack(made, 1), torch.cat(arrived), levels, keep
@@ -267,25 +313,13 @@ class ComposeSlots(torch.autograd.Function):
         made, arrived, levels, keep = slots_forward(memory, token, slots[at], share, counts)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(token, share, torch.cat([arrived, slots[at]], 1), keep)
-            ctx.about = memory, order, counts, at, levels
+            ctx.about = memory, order, counts, (places[:, 1], places[:, 0]), levels
         return made[order.argsort()]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        (token, share, below, keep), (memory, order, counts, at, levels) = (
-            ctx.saved_tensors, ctx.about)
-        inner, back, at_slots = memory.cell, order.argsort(), torch.zeros_like(grad)
-        cell = SimpleNamespace(dim=memory.dim, w1=inner.w1, w2=inner.w2, norm=memory.norm,
-                               activation=inner.activation)
-        hidden, slope = activation_derivative(cell, levels, token)
-        if keep is not None:
-            hidden, slope = hidden * keep, slope * keep
-        at_parts, at_hidden, at_below, at_token, at_share, *at_norm = slots_backward(
-            cell, grad[order], counts, levels, token, share, below, slope)
-        at_slots[at] = at_below[:, memory.dim:]
-        return (at_token[back], at_slots, at_share.T[back], None, at_hidden.T @ below,
-                at_hidden.sum(0), at_parts.T @ hidden, at_parts.sum(0), *at_norm)
+        return slots_gradients(grad, *ctx.about, *ctx.saved_tensors)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #be35a748
 def compose_slots(
