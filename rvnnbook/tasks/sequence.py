@@ -20,7 +20,7 @@ def sequence_nll(
     rolls: Tensor,        # x, 1 where a key sounds, (B, T, K)
     mask: Tensor,         # True = step of the piece, (B, T) bool
 ) -> Tensor:              # nats for steps 2 to T, 0 on padding, (B, T - 1)
-    "Surprise of each step but the first, summed over the keys (self_iru §3.4)."
+    "Negative log-likelihood of each step but the first, summed over keys (self_iru §3.4)."
     if scores.shape != rolls.shape or mask.shape != rolls.shape[:2]:
         raise ValueError("scores and rolls have one shape (B, T, K), and mask its first two "
                          f"axes, got {tuple(scores.shape)}, {tuple(rolls.shape)} and "
@@ -34,7 +34,7 @@ def evaluate_sequences(
     model: nn.Module,        # gives an Encoding whose states are scores; put into eval mode
     dealt: Iterable,         # batches with rolls (B, T, K) and mask (B, T), where the model is
 ) -> dict[str, float]:       # surprise: nats a step; surprise_by_piece: mean over pieces
-    "How surprised a model is, on average over steps and over pieces (Bai et al. 2018)."
+    "Mean negative log-likelihood over steps and over pieces (Bai et al. 2018)."
     model.eval()
     nats, steps = [], []
     for batch in dealt:
@@ -69,10 +69,10 @@ class KeyByKey(nn.Module):
 # %% ../../nbs/sequence.ipynb #15fc8792
 def fit_key_by_key(
     pieces: Iterable,         # rolls for training, (T, K) arrays of 0 and 1; read twice
-    by_last: bool = True,     # whether it matters that the key sounds now
-    by_key: bool = True,      # whether it matters which key it is
+    by_last: bool = True,     # whether the prediction depends on the last step
+    by_key: bool = True,      # whether the prediction depends on the key
 ) -> KeyByKey:
-    "The least surprised model of its kind, up to half a case on each side."
+    "Maximum-likelihood log-odds from counts, with half a case added to each count."
     now, later = (torch.cat([torch.as_tensor(piece[part]).double() for piece in pieces])
                   for part in (slice(-1), slice(1, None)))
     cases = torch.stack([(1 - now).sum(0), now.sum(0)])
@@ -87,9 +87,9 @@ def fit_key_by_key(
 @torch.no_grad()
 def future_gap(
     encoder: nn.Module,      # any encoder of the book, with its width in encoder.dim
-    length: int = 6,         # tokens of the sequence that is tried, >= 2
+    length: int = 6,         # tokens of the test sequence, >= 2
 ) -> float:                  # largest change of an earlier state, >= 0
-    "How far the states of earlier tokens move when the last token is another one."
+    "Largest change of the states of earlier tokens when the last token is changed."
     encoder, like = copy.deepcopy(encoder).eval(), next(encoder.parameters(), torch.zeros(()))
     gen = torch.Generator().manual_seed(0)
     x = torch.randn(1, length, encoder.dim, generator=gen).to(like)
@@ -102,13 +102,13 @@ def future_gap(
 
 # %% ../../nbs/sequence.ipynb #fbfee021
 class NextSet(nn.Module):
-    "A linear map, a causal encoder and a score for every key in the next step (self_iru §3.4)."
+    "A linear map, a causal encoder and a logit for every key of the next step (self_iru §3.4)."
     def __init__(
         self,
-        encoder: nn.Module,         # any encoder that gives states and does not look ahead
+        encoder: nn.Module,         # causal encoder that returns states
         keys: int = 88,             # K, numbers in a set
         dropout_in: float = 0.0,    # dropout before the encoder, in [0, 1)
-        dropout_out: float = 0.0,   # dropout behind it, in [0, 1)
+        dropout_out: float = 0.0,   # dropout after the encoder, in [0, 1)
     ):
         super().__init__()
         if (gap := future_gap(encoder)) > 1e-5:
@@ -134,6 +134,6 @@ def sequence_loss(
     model: nn.Module,       # gives an Encoding whose states are scores
     batch: NamedTuple,      # with rolls (B, T, K) and mask (B, T)
 ) -> Tensor:                # scalar, nats a piece
-    "Mean over the pieces of their surprise, and what the encoder adds."
+    "Mean over the pieces of their NLL, plus the auxiliary loss of the encoder."
     out = model(batch.rolls, batch.mask)
     return sequence_nll(out.states, batch.rolls, batch.mask).sum(1).mean() + out.loss
