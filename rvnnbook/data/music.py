@@ -31,13 +31,13 @@ SEMITONES: dict[str, int] = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B"
 
 
 class MusicError(ValueError):
-    "A key, a roll, a file or a request that has no meaning here."
+    "An invalid key, roll, file or argument."
 
 # %% ../../nbs/music.ipynb #d816f3c5
 def key(
     name: str,     # letter, perhaps # or b, octave: "C4", "F#3", "Bb2"
-) -> int:          # which key of the piano, from the left, 0 to 87
-    "The number of a key."
+) -> int:          # index of the key from the left, 0 to 87
+    "The index of a key."
     if found := re.fullmatch("([A-G])([#b]?)([0-8])", name):
         number = 12 * int(found[3]) + SEMITONES[found[1]] + SEMITONES[found[2]] - 9
         if 0 <= number < KEYS:
@@ -48,7 +48,7 @@ def key(
 def piano_roll(
     chords: Iterable[str],   # names of keys with spaces between, "" for silence, (T,)
 ) -> np.ndarray:             # 1 where a key sounds, (T, 88) uint8
-    "Write chords as rows of a piano roll."
+    "Convert chords to a piano roll."
     chords = [chord.split() for chord in chords]
     roll = np.zeros((len(chords), KEYS), np.uint8)
     for step, names in enumerate(chords):
@@ -59,16 +59,16 @@ def piano_roll(
 def chords_of(
     roll: np.ndarray,        # (T, 88), 0 or 1
 ) -> list[str]:              # names of keys, the lowest first, with sharps where they are black
-    "Read the rows of a piano roll as chords."
+    "Convert a piano roll to chords."
     letters = "A A# B C C# D D# E F F# G G#".split()
     names = np.array([f"{letters[number % 12]}{(number + 9) // 12}" for number in range(KEYS)])
     return [" ".join(names[row > 0]) for row in np.asarray(roll)]
 
 # %% ../../nbs/music.ipynb #fa520f5c
 def check_roll(
-    values,              # what should be a roll: rows of 88 numbers, 0 or 1, (T, 88), T >= 1
+    values,              # candidate roll: rows of 88 numbers, 0 or 1, (T, 88), T >= 1
 ) -> np.ndarray:         # the same as uint8
-    "Refuse what is no piano roll."
+    "Validate a piano roll."
     values = np.asarray(values)
     if values.ndim != 2 or values.shape[1] != KEYS or len(values) < 1:
         raise MusicError(f"a roll has the shape (steps, {KEYS}) and at least one step, "
@@ -93,7 +93,7 @@ PARTS: tuple[str, ...] = ("traindata", "validdata", "testdata")    # their names
 
 # %% ../../nbs/music.ipynb #0b869df9
 def matlab():     # the module that reads and writes MATLAB files
-    "Import scipy, or say how to get it."
+    "Import scipy, or raise an error with the command that installs it."
     try:
         import scipy.io.matlab
     except ModuleNotFoundError:
@@ -105,7 +105,7 @@ def matlab():     # the module that reads and writes MATLAB files
 def pack_music(
     music: Music,     # at least one piece in every part
 ) -> bytes:           # a MATLAB 5 file, compressed
-    "Write a collection in the published format."
+    "Serialize a collection in the published format."
     savemat, parts = matlab().savemat, {}
     for name, pieces in zip(PARTS, music):
         parts[name] = np.empty((1, len(pieces)), object)
@@ -117,7 +117,7 @@ def pack_music(
 # %% ../../nbs/music.ipynb #3f35ab84
 def variables(
     raw: bytes,                     # a MATLAB 5 file
-) -> dict[str, np.ndarray]:         # the three parts by name, not looked at yet
+) -> dict[str, np.ndarray]:         # the three parts by name, not validated yet
     "Read the variables of a collection."
     library, file = matlab(), BytesIO(raw)
     with warnings.catch_warnings():
@@ -132,7 +132,7 @@ def variables(
 
 # %% ../../nbs/music.ipynb #0fceb8f6
 def pieces_of(
-    part: np.ndarray,            # should be a row or a column of rolls
+    part: np.ndarray,            # candidate row or column of rolls
 ) -> list[np.ndarray]:           # the roll of each
     "The pieces of one part of a collection."
     if part.dtype.kind != "O" or 1 not in part.shape or not part.size:
@@ -150,7 +150,7 @@ def pieces_of(
 def parse_music(
     raw: bytes,       # a MATLAB 5 file
 ) -> Music:
-    "Read a collection and check everything about it."
+    "Parse a collection and validate its structure and values."
     try:
         found = variables(raw)
     except MusicError:
@@ -167,7 +167,7 @@ def parse_music(
 
 # %% ../../nbs/music.ipynb #dfd394a4
 class MissingFileError(MusicError, FileNotFoundError):
-    "A collection that is not there."
+    "A collection whose file is missing."
 
 
 COLLECTIONS: dict[str, tuple[str, tuple[int, int, int]]] = {  # name -> file; pieces in each part
@@ -180,7 +180,7 @@ COLLECTIONS: dict[str, tuple[str, tuple[int, int, int]]] = {  # name -> file; pi
 # %% ../../nbs/music.ipynb #65eb13c1
 def read_music(
     path: str | Path,               # a file of the published format
-    checksum: str | None = None,    # SHA-256 that it must have, 64 digits; None: any
+    checksum: str | None = None,    # expected SHA-256, 64 digits; None: not checked
 ) -> Music:
     "Read a collection from a file."
     try:
@@ -209,7 +209,7 @@ def published_music(
     name: str,                         # one of COLLECTIONS
     folder: str | Path | None = None,  # where; None: polymusic in the data folder
 ) -> Music:
-    "A published collection, as it was cut by its authors (Boulanger-Lewandowski et al. 2012)."
+    "A published collection with its published split (Boulanger-Lewandowski et al. 2012)."
     from rvnnbook.data.catalog import find_dataset
     if name not in COLLECTIONS:
         raise MusicError(f"no collection {name!r}; there are {', '.join(COLLECTIONS)}")
@@ -220,16 +220,16 @@ def published_music(
 
 # %% ../../nbs/music.ipynb #0f488a07
 class KeyCounts(NamedTuple):
-    "What can be said of many steps without their order."
-    steps: int                 # how many there are
-    keys: tuple[int, ...]      # in how many of them each key sounds, (88,)
-    sizes: tuple[int, ...]     # how many of them have 0, 1, 2, ... keys
+    "Statistics of steps that do not depend on their order."
+    steps: int                 # number of steps
+    keys: tuple[int, ...]      # number of steps in which each key sounds, (88,)
+    sizes: tuple[int, ...]     # number of steps with 0, 1, 2, ... keys
 
 # %% ../../nbs/music.ipynb #9ce9e97d
 def count_keys(
     pieces: Iterable[np.ndarray],   # rolls, (T, 88) each, at least one
 ) -> KeyCounts:
-    "Count keys and sizes of chords."
+    "Count steps, keys and chord sizes."
     steps = np.concatenate(list(pieces))
     return KeyCounts(len(steps), tuple(steps.sum(0, dtype=int).tolist()),
                      tuple(np.bincount(steps.sum(1, dtype=int)).tolist()))
@@ -275,15 +275,15 @@ PUBLISHED: dict[str, KeyCounts] = {   # of the training part of each collection
 CHORDS: dict[str, str] = {     # the keys of each chord
     "C": "C3 G3 E4 C5", "Dm": "D3 A3 F4 D5", "Em": "E3 B3 G4 B4", "F": "F3 A3 F4 C5",
     "G": "G3 D4 B4", "Am": "A2 A3 E4 C5", "": ""}
-FOLLOWS: dict[str, tuple[str, ...]] = {     # what may come next; silence follows on C only
+FOLLOWS: dict[str, tuple[str, ...]] = {     # possible next chords; silence follows only C
     "C": ("F", "G", "Am", ""), "Dm": ("G",), "Em": ("F", "Am"), "F": ("C", "Dm", "G"),
     "G": ("C", "Am"), "Am": ("Dm", "Em", "F"), "": ("C",)}
 
 # %% ../../nbs/music.ipynb #38ff2ce7
 def random_melody(
-    random: Random,          # source of chance
-) -> Iterator[str]:          # the chord of each step, without end
-    "Wander over the chords, beginning with C."
+    random: Random,          # random number generator
+) -> Iterator[str]:          # the chord of each step, infinite
+    "Sample a random walk over the chords, starting with C."
     chord = "C"
     while True:
         yield from [chord] * (4 if random.random() < 1 / 4 else 2)
@@ -292,11 +292,11 @@ def random_melody(
 # %% ../../nbs/music.ipynb #6a172e8c
 def make_music(
     sizes: tuple[int, int, int] = (229, 76, 77),   # pieces for training, validation and test
-    seed: int = 0,                                 # what the pieces follow from
+    seed: int = 0,                                 # seed of the generator
     shortest: int = 8,                             # steps, >= 1
     longest: int = 64,                             # steps
 ) -> Music:
-    "Draw a collection of pieces, each a walk over chords of its own length."
+    "Sample a collection of pieces, each a random walk over chords of random length."
     if min(sizes) < 1 or not 1 <= shortest <= longest:
         raise MusicError("music needs a piece in every part and 1 <= shortest <= longest, "
                          f"got sizes {sizes}, shortest {shortest}, longest {longest}")
@@ -308,7 +308,7 @@ def make_music(
 
 # %% ../../nbs/music.ipynb #18068ffd
 class MusicBatch(NamedTuple):
-    "Several pieces as tensors."
+    "A batch of pieces."
     rolls: "torch.Tensor"    # x, 1 where a key sounds, 0 on padding, (B, T, 88) float32
     mask: "torch.Tensor"     # True = step of the piece, (B, T) bool
 
