@@ -32,22 +32,22 @@ GLYPHS: tuple[str, ...] = ("75557", "11111", "71747", "71717", "55711",     # 0 
 
 
 class ImageError(ValueError):
-    "A file, a picture or a request that has no meaning here."
+    "An invalid file, image or argument."
 
 
 def glyph(
     digit: int,          # 0 to 9
 ) -> np.ndarray:         # 1 where there is ink, (5, 3) uint8
-    "The digit as a pocket calculator shows it."
+    "The image of a digit on a pocket calculator."
     rows = [[int(row) >> 2 & 1, int(row) >> 1 & 1, int(row) & 1] for row in GLYPHS[digit]]
     return np.array(rows, np.uint8)
 
 # %% ../../nbs/images.ipynb #d97a37f8
 def permutation(
     length: int,               # N, pixels
-    seed: int | None,          # what it follows from; None: row by row
+    seed: int | None,          # seed of the permutation; None: row by row
 ) -> np.ndarray:               # which pixel is read at each step, (N,) int64
-    "An order in which all pictures are read."
+    "A fixed pixel order for all images."
     if seed is None:
         return np.arange(length)
     return np.argsort(np.random.PCG64(seed).random_raw(length), kind="stable")
@@ -58,7 +58,7 @@ def sequences_of(
     pool: int = 1,                    # p, squares of p x p pixels are averaged; divides H and W
     order: np.ndarray | None = None,  # which pixel is read at each step, (N,); None: row by row
 ) -> np.ndarray:                      # (B, N, C) float32 in [0, 1]
-    "Write pictures as sequences of pixels (self_iru §3.1)."
+    "Convert images to sequences of pixels (self_iru §3.1)."
     count, high, wide, channels = pixels.shape
     if pool < 1 or high % pool or wide % pool:
         raise ImageError(f"squares of {pool} x {pool} do not fill a picture of {high} x {wide}")
@@ -74,16 +74,16 @@ def sequences_of(
 def pack_idx(
     values: np.ndarray,      # bytes, any number of axes
 ) -> bytes:                  # an idx file
-    "Write an array of bytes as an idx file (LeCun et al. 1998)."
+    "Serialize an array of bytes in the idx format (LeCun et al. 1998)."
     head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
     return head + np.ascontiguousarray(values, np.uint8).tobytes()
 
 # %% ../../nbs/images.ipynb #d1e8f9e4
 def parse_idx(
     raw: bytes,              # an idx file
-    axes: int,               # how many it should have
+    axes: int,               # expected number of axes
 ) -> np.ndarray:             # its content, uint8
-    "Read an idx file of bytes and check everything about it (LeCun et al. 1998)."
+    "Parse and validate an idx file of bytes (LeCun et al. 1998)."
     if raw[:4] != bytes([0, 0, 8, axes]):
         raise ImageError(f"expected an idx file of bytes with {axes} axes, which begins with "
                          f"00 00 08 {axes:02x}, got {raw[:4].hex(' ') or 'nothing'}")
@@ -98,18 +98,18 @@ def parse_idx(
 
 # %% ../../nbs/images.ipynb #36e91892
 class MissingFileError(ImageError, FileNotFoundError):
-    "A file that is not there."
+    "A missing file."
 
 
-MOST: int = 2**28           # bytes that a file of pictures may hold
+MOST: int = 2**28           # largest decompressed size in bytes
 DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
 
 
 def unpacked(
     path: Path,             # plain, .gz or .xz
-    name: str,              # of the collection it is of
-) -> bytes:                 # what it holds
-    "Read a file, packed or not."
+    name: str,              # name of the collection
+) -> bytes:                 # the content
+    "Read a file, compressed or not."
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opener(path, "rb") as file:
@@ -125,13 +125,13 @@ def unpacked(
 
 # %% ../../nbs/images.ipynb #87379101
 class Picture(NamedTuple):
-    "An image and what it shows."
+    "An image and its label."
     pixels: np.ndarray      # (H, W, C) uint8
     label: int              # 0 to 9
 
 
 class Pictures(NamedTuple):
-    "A collection."
+    "A collection of images, split into training and test."
     train: list[Picture]
     test: list[Picture]
 
@@ -139,7 +139,7 @@ class Pictures(NamedTuple):
 def check_image_labels(
     labels: np.ndarray,     # (M,) uint8
 ) -> np.ndarray:            # the same
-    "Refuse a label that is none of ten."
+    "Validate that every label is between 0 and 9."
     wrong = np.flatnonzero(labels > 9)
     if len(wrong):
         raise ImageError(f"picture {wrong[0]}: the label is {labels[wrong[0]]}, expected 0 to 9")
@@ -149,9 +149,9 @@ def check_image_labels(
 def read_idx(
     images: str | Path,               # file of the pictures, plain, .gz or .xz
     labels: str | Path,               # file of their labels
-    checksums: Sequence | None = None,  # SHA-256 of both, unpacked; None: any
+    checksums: Sequence | None = None,  # SHA-256 of both, unpacked; None: no check
 ) -> list[Picture]:
-    "Read pictures and labels of MNIST's format (LeCun et al. 1998)."
+    "Read images and labels in MNIST's format (LeCun et al. 1998)."
     found = []
     for place, (path, axes) in enumerate(((Path(images), 3), (Path(labels), 1))):
         raw = unpacked(path, "mnist")
@@ -175,7 +175,7 @@ RECORD: int = 1 + 3 * SIDE * SIDE       # bytes of a picture of CIFAR-10
 def parse_cifar(
     raw: bytes,                  # a batch of the binary version
 ) -> list[Picture]:
-    "Read records of CIFAR-10 (Krizhevsky 2009)."
+    "Parse records of CIFAR-10 (Krizhevsky 2009)."
     if not raw or len(raw) % RECORD:
         raise ImageError(f"expected records of {RECORD} bytes and at least one, "
                          f"got {len(raw)} bytes")
@@ -188,7 +188,7 @@ def parse_cifar(
 def pack_cifar(
     pictures: Iterable[Picture],     # (32, 32, 3) each
 ) -> bytes:                          # a batch of the binary version
-    "Write records of CIFAR-10 (Krizhevsky 2009)."
+    "Serialize records of CIFAR-10 (Krizhevsky 2009)."
     return b"".join(bytes([picture.label]) + picture.pixels.transpose(2, 0, 1).tobytes()
                     for picture in pictures)
 
@@ -218,7 +218,7 @@ def archive_arrays(
 # %% ../../nbs/images.ipynb #1fe537fe
 def read_cifar(
     path: str | Path,                # the binary version, .tar.gz
-    checksum: str | None = None,     # SHA-256 that it must have; None: any
+    checksum: str | None = None,     # expected SHA-256; None: not checked
 ) -> Pictures:
     "Read an archive of CIFAR-10 (Krizhevsky 2009)."
     raw, parts = unpacked(Path(path), "cifar10"), ([], [])
@@ -245,7 +245,7 @@ def published_images(
     name: str,                         # one of COLLECTIONS
     folder: str | Path | None = None,  # where; None: the collection's in the data folder
 ) -> Pictures:
-    "A published collection, cut as its authors cut it (LeCun et al. 1998, Krizhevsky 2009)."
+    "A published collection with its published split (LeCun et al. 1998, Krizhevsky 2009)."
     from rvnnbook.data.catalog import find_dataset
     if name not in COLLECTIONS:
         raise ImageError(f"no collection {name!r}; there are {', '.join(COLLECTIONS)}")
@@ -265,17 +265,17 @@ def published_images(
 
 # %% ../../nbs/images.ipynb #9bd08e55
 class PixelCounts(NamedTuple):
-    "What can be said of many pictures in a few numbers."
-    labels: tuple[int, ...]    # how many show each of the ten, (10,)
+    "Statistics of a collection of images."
+    labels: tuple[int, ...]    # number of images of each class, (10,)
     total: int                 # sum of all bytes
     squares: int               # sum of their squares
-    blank: int                 # black pixels behind the last other one, summed over the pictures
+    blank: int                 # black pixels after the last other one, summed over the images
 
 
 def count_pixels(
     pictures: Iterable[Picture],     # of one size, at least one
 ) -> PixelCounts:
-    "Count labels, bytes and blank ends."
+    "Compute label counts, pixel sums and the lengths of blank ends."
     pixels, labels = zip(*pictures)
     pixels = np.stack(pixels).reshape(len(pixels), -1, pixels[0].shape[-1])
     often, inked = np.bincount(pixels.ravel(), minlength=256), pixels.any(-1)[:, ::-1]
@@ -285,7 +285,7 @@ def count_pixels(
                        int(often @ values**2), int(blank.sum()))
 
 # %% ../../nbs/images.ipynb #497ccac4
-PUBLISHED: dict[str, tuple[PixelCounts, PixelCounts]] = {  # of both parts
+PUBLISHED: dict[str, tuple[PixelCounts, PixelCounts]] = {  # training, test
     "mnist": (PixelCounts((5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
                           1567298545, 342590800147, 6522985),
               PixelCounts((980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
@@ -295,9 +295,9 @@ PUBLISHED: dict[str, tuple[PixelCounts, PixelCounts]] = {  # of both parts
 def make_pictures(
     sizes: tuple[int, int] = (320, 80),  # pictures for training and for the test
     side: int = 7,                       # H and W, >= 5
-    seed: int = 0,                       # what they follow from
+    seed: int = 0,                       # seed of the generator
 ) -> Pictures:
-    "Draw pictures of the calculator's digits, (side, side, 1) each."
+    "Generate images of the calculator's digits, (side, side, 1) each."
     if min(sizes) < 1 or side < 5:
         raise ImageError("pictures are made one and more for each part, of side 5 and more, "
                          f"got sizes {sizes}, side {side}")
@@ -312,7 +312,7 @@ def make_pictures(
 
 # %% ../../nbs/images.ipynb #cc035e69
 class ImageBatch(NamedTuple):
-    "Several pictures as tensors, in the fields that a classifier reads."
+    "A batch of images with the fields that a classifier expects."
     ids: "torch.Tensor"     # brightness in place of token numbers, (B, N, C) float32 in [0, 1]
     mask: "torch.Tensor"    # True everywhere, (B, N) bool
     trees: "torch.Tensor"   # 0 everywhere, there is no tree, (B, N) int64
@@ -324,7 +324,7 @@ def collate_images(
     pool: int = 1,                    # p, squares of p x p pixels are averaged
     order: np.ndarray | None = None,  # which pixel is read at each step, (N,); None: row by row
 ) -> ImageBatch:
-    "Write pictures as a batch of sequences."
+    "Stack images as a batch of pixel sequences."
     import torch
     if len({picture.pixels.shape for picture in pictures}) != 1:
         raise ImageError("a batch needs at least one picture, and all of one size")
