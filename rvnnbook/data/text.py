@@ -38,8 +38,8 @@ CITATIONS: tuple[str, ...] = ("unrelated", "related")
 
 
 class Sentence(NamedTuple):
-    "A sentence and what is said of it."
-    label: str | None          # one of a tuple of labels; None: it is not told
+    "A sentence and its label."
+    label: str | None          # one of a tuple of labels; None: unlabeled
     tokens: tuple[str, ...]    # w, (n,)
 
 
@@ -52,24 +52,24 @@ class SentenceTree(NamedTuple):
 
 
 class SentencePair(NamedTuple):
-    "Two sentences and how they are related."
-    label: str | None          # one of a tuple of labels; None: it is not told
+    "Two sentences and the label of their relation."
+    label: str | None          # one of a tuple of labels; None: unlabeled
     left: tuple[str, ...]      # w, (n1,)
     right: tuple[str, ...]     # w, (n2,)
 
 
 class Translation(NamedTuple):
-    "A sequence and what it becomes."
+    "A source sequence and its target sequence."
     source: tuple[str, ...]    # w, (n1,)
     target: tuple[str, ...]    # (n2,)
 
 # %% ../../nbs/text.ipynb #90b8bafe
 class TextError(ValueError):
-    "A line, a file or a request that has no meaning here."
+    "An invalid line, file or argument."
 
 
 class MissingFileError(TextError, FileNotFoundError):
-    "A file of sentences that is not there."
+    "A missing file of sentences."
 
 
 ESCAPES: dict[str, str] = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]",
@@ -78,9 +78,9 @@ ESCAPED: re.Pattern = re.compile("|".join(map(re.escape, ESCAPES)), re.I)
 
 
 def unescape(
-    text: str,      # as a treebank writes it
-) -> str:           # as people do
-    "Undo what the brackets of a treebank make necessary."
+    text: str,      # escaped text of a treebank
+) -> str:           # plain text
+    "Undo the escapes of a treebank."
     return ESCAPED.sub(lambda found: ESCAPES[found[0].upper()], text)
 
 # %% ../../nbs/text.ipynb #9c8698f9
@@ -127,7 +127,7 @@ def parse_tree(
 def tree_line(
     tree: SentenceTree,  # a sentence with its phrases
 ) -> str:           # brackets with grades
-    "Write a tree as the treebank does."
+    "Serialize a tree in the format of the treebank."
     opening, closing = [""] * len(tree.tokens), [""] * len(tree.tokens)
     for first, last in sorted(tree.grades, key=lambda span: span[0] - span[1]):   # long ones first
         opening[first] += f"({GRADES.index(tree.grades[first, last])} "
@@ -140,7 +140,7 @@ def tree_line(
 def binary(
     examples: Iterable[Sentence | SentenceTree],  # labels are grades
 ) -> list[Sentence | SentenceTree]:        # labels are sentiments; neutral ones are gone
-    "Make the two-way task of the five-way one: SST-2 of SST-5."
+    "Convert the five-way task to the two-way task: SST-5 to SST-2."
     halves = dict(zip(GRADES, ("negative", "negative", None, "positive", "positive")))
     return [example._replace(label=halves[example.label]) for example in examples
             if halves[example.label]]
@@ -236,7 +236,7 @@ def read_numbered(
 def spaces(
     text: str,                   # tokens with spaces between
 ) -> tuple[str, ...]:            # w, (n,)
-    "The tokens of a text that was tokenised before; a non-breaking space is none."
+    "Split a tokenized text at spaces, but not at non-breaking spaces."
     return tuple(sys.intern(token) for token in text.split(" ") if token)
 
 # %% ../../nbs/text.ipynb #d17a180a
@@ -251,9 +251,9 @@ TOKEN: re.Pattern = re.compile(
 
 
 def words(
-    text: str,                   # as people write it
+    text: str,                   # raw text
 ) -> tuple[str, ...]:            # w, (n,)
-    "Words and marks of an English text."
+    "Tokenize English text into words and punctuation marks."
     return tuple(map(sys.intern, TOKEN.findall(BREAK.sub(" ", text))))
 
 # %% ../../nbs/text.ipynb #f72c0669
@@ -261,8 +261,8 @@ BYTES: tuple[str, ...] = tuple(map(chr, range(256)))
 
 
 def byte_tokens(
-    text: str,                   # as people write it
-    limit: int | None = None,    # most bytes that are kept; None: all
+    text: str,                   # raw text
+    limit: int | None = None,    # maximum number of bytes; None: all
 ) -> tuple[str, ...]:            # w, one of BYTES each, (n,)
     "The bytes of a text (Tay et al. 2021)."
     return tuple(text.encode()[:limit].decode("latin-1"))
@@ -271,7 +271,7 @@ def byte_tokens(
 def installed(
     name: str,                   # of a file in the catalog, such as sst/trees/dev.txt
 ) -> Path:                       # in the data folder, plain or .xz
-    "Where a file of the catalog is, or an error that says how to get it."
+    "The path of a file of the catalog, or an error with the command that installs it."
     from rvnnbook.data.catalog import find_dataset
     plain = data_folder() / name
     packed = plain.with_name(f"{plain.name}.xz")
@@ -300,7 +300,7 @@ def vocabulary_for(
     examples: Iterable,          # of the training part
     least: int = 1,              # occurrences that a token needs, >= 1
 ) -> Vocabulary:                 # the unknown token first, then frequent before rare
-    "The vocabulary of a training set, with a token for all that are left out."
+    "The vocabulary of a training set, with an unknown token for all other words."
     sentences = (side for example in examples for side in sides_of(example))
     return build_vocabulary(sentences, least, special=[UNKNOWN], unknown=UNKNOWN)
 
@@ -315,7 +315,7 @@ def write_vocabulary(
 
 
 def read_vocabulary(
-    path: str | Path,            # as it was written
+    path: str | Path,            # written by write_vocabulary
 ) -> Vocabulary:
     "Read a vocabulary."
     try:
@@ -330,24 +330,24 @@ def read_vocabulary(
 
 # %% ../../nbs/text.ipynb #34fa76e9
 class TextBatch(NamedTuple):
-    "Several examples as tensors; those of pairs have the axis left and right after B."
+    "A batch of examples; for pairs, the axis after B is left and right."
     ids: "torch.Tensor"     # token numbers, 0 on padding, (B, N) or (B, 2, N) int64
     mask: "torch.Tensor"    # True = token, of the same shape, bool
     trees: "torch.Tensor"   # composition steps, 0 where there is no tree, of the same shape
-    labels: "torch.Tensor"  # places in the tuple of labels, (B,) int64
+    labels: "torch.Tensor"  # indices in the tuple of labels, (B,) int64
 
 
 def length_of(
     example: Sentence | SentenceTree | SentencePair,  # of any kind
 ) -> int:                              # tokens of its longer side
-    "What an example takes up in a batch."
+    "The length of an example in a batch."
     return max(map(len, sides_of(example)))
 
 # %% ../../nbs/text.ipynb #bb6b287b
 def collate_text(
     examples: Sequence,              # of one kind, at least one, with labels
     vocabulary: Vocabulary,          # of the training part
-    labels: Sequence[str],           # the number of a label is its place here
+    labels: Sequence[str],           # a label is encoded as its index here
 ) -> TextBatch:
     "Stack sentences, trees or pairs into one padded batch."
     import torch
@@ -376,10 +376,10 @@ ADJECTIVES: dict[str, int] = {"awful": 0, "dull": 1, "long": 2, "funny": 3, "sup
 
 
 def opinion(
-    random: Random,          # source of chance
-    levels: int = 3,         # how often a clause may be divided by but, at most
+    random: Random,          # random number generator
+    levels: int = 3,         # maximum nesting depth of but
 ) -> tuple[int, str]:        # the grade of the whole, its line
-    "Draw a sentence in the treebank's format."
+    "Generate a random sentence in the treebank's format."
     def join(grade, left, right): return grade, f"({grade} {left[1]} {right[1]})"
     def leaf(word, grade=2): return grade, f"({grade} {word})"
     if levels and random.random() < .4:
@@ -396,18 +396,18 @@ def opinion(
 
 
 def make_trees(
-    count: int,              # how many
-    seed: int = 0,           # what they follow from
-    levels: int = 3,         # how often a clause may be divided by but, at most
-) -> list[SentenceTree]:     # the same may come again
-    "Draw a treebank."
+    count: int,              # number of sentences
+    seed: int = 0,           # seed of the generator
+    levels: int = 3,         # maximum nesting depth of but
+) -> list[SentenceTree]:     # may contain duplicates
+    "Generate a synthetic treebank."
     random = Random(seed)
     return [parse_tree(opinion(random, levels)[1]) for _ in range(count)]
 
 # %% ../../nbs/text.ipynb #eaf4f188
 def subtrees(
     trees: Iterable[SentenceTree],  # with grades
-    least: int = 1,            # tokens that a phrase needs, >= 1
+    least: int = 1,            # minimum number of tokens of a phrase, >= 1
 ) -> Iterator[SentenceTree]:   # each phrase as a tree of its own
     "Every phrase of every tree, with its tree (Socher et al. 2013)."
     for tree in trees:
