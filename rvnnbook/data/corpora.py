@@ -26,15 +26,15 @@ from rvnnbook.data.text import (
 
 # %% ../../nbs/corpora.ipynb #b40a98f8
 class Form(NamedTuple):
-    "How a table is written."
+    "The format of a table."
     header: tuple[str, ...]            # the names of its columns
     texts: tuple[str, ...]             # the columns to read: one for sentences, two for pairs
     label: str | None                  # the column of the label; None: there is none
-    names: dict[str, str]              # how a label is written -> which one it is
+    names: dict[str, str]              # label in the file -> label of the example
     headed: bool = True                # whether the first line has the names of the columns
-    quoted: bool = False               # whether fields may be in quotes, and then be many lines
+    quoted: bool = False               # whether fields may be quoted and span lines
     escaped: bool = False              # whether tabs and line ends are written with a backslash
-    gaps: bool = False                 # whether a text may be missing; such rows are left out
+    gaps: bool = False                 # whether texts may be missing; such rows are skipped
     tokenize: Callable = words         # from text to tokens
 
 # %% ../../nbs/corpora.ipynb #5b4dc5b1
@@ -43,7 +43,7 @@ def rows_of(
     quoted: bool,                # whether fields may be in quotes
     name: str | Path = "line",   # what errors call the source
 ) -> Iterator[tuple[int, list[str]]]:    # number of the last line of a row, fields
-    "Cut the rows of a table at tabs."
+    "Split the rows of a table at tabs."
     if not quoted:
         yield from ((number, line.split("\t")) for number, line in enumerate(lines, 1))
         return
@@ -57,7 +57,7 @@ def rows_of(
 def scrambled(
     text: str,                   # a sentence of PAWS, tokenised
 ) -> tuple[str, ...]:            # w, (n,)
-    "Tokens of PAWS, also where bytes were written out as Python shows them (Zhang et al. 2019)."
+    "Tokens of PAWS, also of texts written as Python bytes literals (Zhang et al. 2019)."
     if re.fullmatch(r"b(['\"]).*\1", text):
         try:
             text = ast.literal_eval(text).decode()
@@ -91,10 +91,10 @@ FORMS: dict[str, Form] = {
 # %% ../../nbs/corpora.ipynb #869e58b2
 def example_of(
     row: Sequence[str],          # the fields of a row
-    form: Form,                  # what they are
+    form: Form,                  # the format of the table
     tokenize: Callable,          # from text to tokens
-) -> Sentence | SentencePair | None:  # None: a text is missing where that may be
-    "Make an example of a row of a table."
+) -> Sentence | SentencePair | None:  # None: a text is missing and form.gaps is set
+    "Convert a row of a table to an example."
     if len(row) != len(form.header):
         raise TextError(f"expected {len(form.header)} fields, {', '.join(form.header)}, "
                         f"got {len(row)}")
@@ -141,7 +141,7 @@ def parse_inference(
     line: str,                           # a JSON object
     tokenize: Callable | None = None,    # from text to tokens; None: the set's own, else words
 ) -> SentencePair | None:                # None: without a label that annotators agree on
-    "Read a pair of SNLI's format (Bowman et al. 2015)."
+    "Parse a pair in SNLI's format (Bowman et al. 2015)."
     try:
         row = json.loads(line)
     except ValueError as problem:
@@ -171,8 +171,8 @@ def read_inferences(
     path: str | Path,                    # plain, .xz, or an archive if there is a member
     tokenize: Callable | None = None,    # from text to tokens; None: the set's own, else words
     member: str | None = None,           # of a .zip or .tar archive
-) -> list[SentencePair]:                 # those that have a label
-    "Read pairs of SNLI, MultiNLI and their tests."
+) -> list[SentencePair]:                 # pairs that have a label
+    "Read pairs of SNLI, MultiNLI and their test sets."
     return read_lines(path, partial(parse_inference, tokenize=tokenize), member)
 
 # %% ../../nbs/corpora.ipynb #8f72555b
@@ -192,7 +192,7 @@ def symbols(
 def check_brackets(
     tokens: Sequence[str],       # of a formula, (n,)
 ):
-    "Refuse a formula whose brackets do not close."
+    "Validate that the brackets of a formula are balanced."
     depth = 0
     for place, token in enumerate(tokens, 1):
         depth += (token == "(") - (token == ")")
@@ -222,16 +222,16 @@ def read_formulas(
 def entities(
     text: str,                   # tokens with spaces between, perhaps &apos; or &amp; among them
 ) -> tuple[str, ...]:            # w, (n,)
-    "Tokens of a text prepared for translation."
+    "Unescape HTML entities and split at spaces."
     return spaces(html.unescape(text))
 
 
 def read_parallel(
     source: str | Path,          # a sentence a line
-    target: str | Path,          # what it becomes, in the same line of another file
+    target: str | Path,          # its translation, in the same line of another file
     tokenize: Callable = spaces, # from text to tokens
 ) -> list[Translation]:
-    "Read two files that belong together line by line."
+    "Read two files that are aligned by line."
     def parse(line):
         if not (tokens := tuple(tokenize(line))):
             raise TextError("the line is empty")
@@ -250,7 +250,7 @@ def cut(
     examples: Sequence,          # in the order of the file
     sizes: Sequence[int],        # of the parts, all examples together
 ) -> list[list]:                 # the parts
-    "Cut a list in parts of given sizes."
+    "Split a list into parts of given sizes."
     if sum(sizes) != len(examples):
         raise TextError(f"parts of {', '.join(map(str, sizes))} are {sum(sizes)} examples, "
                         f"there are {len(examples)}")
