@@ -31,9 +31,9 @@ def sequence_nll(
 # %% ../../nbs/sequence.ipynb #5cfe55de
 @torch.no_grad()
 def evaluate_sequences(
-    model: nn.Module,        # gives an Encoding whose states are scores; put into eval mode
-    dealt: Iterable,         # batches with rolls (B, T, K) and mask (B, T), where the model is
-) -> dict[str, float]:       # surprise: nats a step; surprise_by_piece: mean over pieces
+    model: nn.Module,        # returns an EncoderOutput with logits as states; set to eval mode
+    dealt: Iterable,         # batches with rolls (B, T, K) and mask (B, T), on its device
+) -> dict[str, float]:       # surprise: NLL per step; surprise_by_piece: mean over pieces
     "Mean negative log-likelihood over steps and over pieces (Bai et al. 2018)."
     model.eval()
     nats, steps = [], []
@@ -123,7 +123,7 @@ class NextSet(nn.Module):
         rolls: Tensor,                               # x, 1 where a key sounds, (B, T, K)
         mask: Tensor,                                # True = step of the piece, (B, T) bool
         *,
-        generator: torch.Generator | None = None,    # for encoders that draw
+        generator: torch.Generator | None = None,    # for stochastic encoders
     ) -> EncoderOutput:                              # the encoder's; states: scores, (B, T, K)
         x = self.dropout_in(self.in_proj(rolls))
         encoding = self.encoder(x, mask, generator=generator)
@@ -131,7 +131,7 @@ class NextSet(nn.Module):
 
 # %% ../../nbs/sequence.ipynb #95d5b232
 def sequence_loss(
-    model: nn.Module,       # gives an Encoding whose states are scores
+    model: nn.Module,       # returns an EncoderOutput with logits as states
     batch: NamedTuple,      # with rolls (B, T, K) and mask (B, T)
 ) -> Tensor:                # scalar, nats a piece
     "Mean over the pieces of their NLL, plus the auxiliary loss of the encoder."
