@@ -14,8 +14,8 @@ from .trees import inner_spans, span_f1, tree_spans
 # %% ../../nbs/sentence_trees.ipynb #301ce2f9
 def sisters(
     steps: Sequence[int],        # round in which each position is sent right, (n,)
-) -> list:                       # (first, last) of what each token is joined to first; n of them
-    "The sister of every token: what stands beside it below the same parent."
+) -> list:                       # span (first, last) that each token is joined to first; n of them
+    "The sister of every token: the span with which it shares a parent."
     found = [None] * len(steps)
     for first, middle, last, _ in tree_spans(steps):
         if first == middle:
@@ -31,10 +31,10 @@ DEGREES: tuple[str, ...] = ("very", "too", "so", "quite", "rather", "really", "t
 
 def likeness(
     found: Sequence[Sequence[int]],      # composition steps, a row for each sentence, (n_b,)
-    gold: Sequence[Sequence[int]],       # those to compare with
+    gold: Sequence[Sequence[int]],       # reference trees, the same lengths
     sentences: Sequence[Sequence[str]],  # their tokens, in lower case
-) -> dict[str, float]:                   # F1 and three shares; one without a case is left out
-    "What trees share with others: phrases, found pairs, the sisters of two kinds of words."
+) -> dict[str, float]:                   # F1 and three shares; a share of no cases is left out
+    "Agreement of trees with reference trees: F1, two-token phrases, sisters of two word classes."
     told = {"f1": span_f1(found, gold).corpus, "count": len(gold)}
     spans = [(inner_spans(tree), inner_spans(wanted)) for tree, wanted in zip(found, gold)]
     hits = {"pairs": [span in wanted for tree, wanted in spans for span in tree
@@ -50,14 +50,14 @@ def likeness(
 
 def random_tree(
     n: int,                      # tokens, >= 1
-    chance: random.Random,       # source of chance
+    chance: random.Random,       # random number generator
 ) -> list[int]:                  # composition steps, (n,)
-    "A tree whose neighbours are joined in a random order, all orders equally likely."
+    "A random tree: neighbours are joined in an order drawn uniformly from all orders."
     return [*chance.sample(range(1, n), n - 1), 0]
 
 # %% ../../nbs/sentence_trees.ipynb #ffdce462
 def stop_apart(
     n: int,                      # tokens, >= 1
 ) -> list[int]:                  # composition steps, (n,)
-    "The right-branching tree over all tokens but the last, which joins at the end."
+    "The right-branching tree over all tokens but the last, which is joined at the end."
     return [*simple_tree("right", n - 1)[:-1], n - 1, 0] if n > 1 else [0]
