@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 # %% ../../nbs/batches.ipynb #f4bbfaf2
 class Vocabulary:
-    "Tokens and their numbers, in a fixed order."
+    "A vocabulary: tokens and their ids, in a fixed order."
 
     def __init__(
         self,
-        tokens: Iterable[str],        # all of them, different; the number of a token is its place
-        unknown: str | None = None,   # the one among them that stands for every other; None: none
+        tokens: Iterable[str],        # without duplicates; the id of a token is its index
+        unknown: str | None = None,   # token for all unknown tokens; None: they raise
     ):
         self.tokens, self.unknown = tuple(tokens), unknown
         self.ids = {token: number for number, token in enumerate(self.tokens)}
@@ -33,8 +33,8 @@ class Vocabulary:
     def encode(
         self,
         tokens: Sequence[str],        # w, one sentence, (n,)
-    ) -> list[int]:                   # its numbers, (n,) in [0, V)
-        "The numbers of a sentence; refuses a token that has none."
+    ) -> list[int]:                   # token ids, (n,) in [0, V)
+        "Token ids of a sentence; raises for a token without an id."
         if self.unknown is not None:
             return [self.ids.get(token, self.ids[self.unknown]) for token in tokens]
         for position, token in enumerate(tokens):
@@ -48,10 +48,10 @@ class Vocabulary:
 def build_vocabulary(
     sentences: Iterable[Sequence[str]],  # the training text
     least: int = 1,                      # occurrences that a token needs, >= 1
-    special: Sequence[str] = (),         # tokens to put first, whether they occur or not
-    unknown: str | None = None,          # one of the special tokens, for all that are left out
+    special: Sequence[str] = (),         # tokens to put first, even if they do not occur
+    unknown: str | None = None,          # the special token used for all omitted tokens
 ) -> Vocabulary:                         # special tokens, then frequent before rare
-    "The vocabulary of a text; ties in number are in alphabetical order."
+    "Build the vocabulary of a text, by descending frequency and then alphabetically."
     counts = Counter(token for sentence in sentences for token in sentence)
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     found = [token for token, count in ranked if count >= least and token not in special]
@@ -66,13 +66,13 @@ def padding_share(
 
 # %% ../../nbs/batches.ipynb #6b1dd114
 def bucket_batches(
-    examples: Sequence,           # what is dealt
+    examples: Sequence,           # examples to batch
     size: int,                    # B, examples in a batch, >= 1
-    seed: str | None,             # what the order follows from; None: as they come
-    length: Callable,             # length(example): what the sorting goes by
-    stretch: int,                 # batches that are sorted by length together, >= 1
+    seed: str | None,             # determines the order; None: keep the given order
+    length: Callable,             # length(example): sort key
+    stretch: int,                 # batches in a bucket that is sorted by length, >= 1
 ) -> list[list]:                  # every example once, in batches of similar length
-    "Shuffle, sort inside stretches, cut, shuffle the batches."
+    "Shuffle, sort within buckets, cut into batches, shuffle the batches."
     order, whole, random = list(examples), size * stretch, Random(seed)
     if seed is not None:
         random.shuffle(order)
@@ -85,16 +85,16 @@ def bucket_batches(
 
 # %% ../../nbs/batches.ipynb #ba873f3f
 class BucketLoader:
-    "Examples dealt in batches without end, from a position that can be saved and restored."
+    "An endless loader of length-bucketed batches; its position can be saved and restored."
     def __init__(
         self,
-        examples: Sequence,        # what is dealt, at least one
+        examples: Sequence,        # examples to batch, at least one
         size: int,                 # B, examples in a batch, >= 1; an epoch's last may have fewer
         collate: Callable,         # collate(list of examples): a batch
         *,
-        seed: int | None = None,   # what the order follows from; None: as they come
-        length: Callable = lambda example: len(example.tokens),  # what the sorting goes by
-        stretch: int = 5,          # batches that are sorted by length together, >= 1
+        seed: int | None = None,   # determines the order; None: keep the given order
+        length: Callable = lambda example: len(example.tokens),  # sort key
+        stretch: int = 5,          # batches in a bucket that is sorted by length, >= 1
     ):
         self.settings = {"examples": len(examples), "size": size, "seed": seed, "stretch": stretch}
         if len(examples) < 1 or size < 1 or stretch < 1:
@@ -108,13 +108,13 @@ class BucketLoader:
     def state_dict(self) -> dict: return {"epoch": self.epoch, "index": self.index}
 
     def load_state_dict(self, state: dict):
-        "Go to a position: the epoch, and how many of its batches have been dealt."
+        "Restore a position: the epoch and the number of its batches already returned."
         if not 0 <= state["index"] < len(self) or state["epoch"] < 0:
             raise ValueError(f"there is no position {state} in epochs of {len(self)} batches")
         self.epoch, self.index = state["epoch"], state["index"]
 
     def next(self):                # a batch
-        "The batch at the position, which moves on; behind the last one the next epoch begins."
+        "Return the batch at the position and advance; after the last batch the next epoch begins."
         batch = self.collate(self.order(self.epoch)[self.index])
         self.epoch, self.index = divmod(self.epoch * len(self) + self.index + 1, len(self))
         return batch
@@ -126,16 +126,16 @@ class BucketLoader:
 # %% ../../nbs/batches.ipynb #4fa25ecd
 def shard_batch(
     batch: NamedTuple,     # tensors with one row an example
-    rank: int,             # which of the processes, 0 <= rank < world
+    rank: int,             # index of the process, 0 <= rank < world
     world: int,            # number of processes
 ) -> NamedTuple:           # rows rank, rank + world, ...; there may be none
-    "The rows of a batch that are one process's work."
+    "The rows of a batch for one process."
     return type(batch)(*(tensor[rank::world] for tensor in batch))
 
 
 def to_device(
     batch: NamedTuple,     # tensors
-    device,                # where to
-) -> NamedTuple:           # the same there
-    "A batch on another device."
+    device,                # target device
+) -> NamedTuple:           # the same batch on that device
+    "Copy a batch to a device."
     return type(batch)(*(tensor.to(device) for tensor in batch))
