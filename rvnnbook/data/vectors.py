@@ -20,9 +20,9 @@ from .text import MissingFileError, TextError
 # %% ../../nbs/vectors.ipynb #e7bef8eb
 def parts_of(
     line: bytes,                 # a word and its numbers, with spaces between
-    dim: int,                    # D, how many numbers there are
+    dim: int,                    # D, dimensions of the vector
 ) -> tuple[bytes, list[bytes]]:  # the word, which may have spaces; its numbers, (D,)
-    "Cut a line of vectors, counting from its end (Pennington et al. 2014)."
+    "Split a line into word and vector, counting from its end (Pennington et al. 2014)."
     word, *numbers = line.rstrip(b"\r\n").rsplit(b" ", dim)
     if len(numbers) < dim or not word:
         raise TextError(f"expected a word and {dim} numbers, got {line[:30]!r}")
@@ -34,24 +34,24 @@ def parts_of(
     return word, numbers
 
 # %% ../../nbs/vectors.ipynb #7464e652
-ENTRY = np.dtype([("mark", "<u8"), ("place", "<u8")])    # fingerprint; where the line begins
-HEAD = struct.Struct("<8sQQQ")      # kind; of the text: bytes, time of change; numbers in a row
+ENTRY = np.dtype([("mark", "<u8"), ("place", "<u8")])    # hash of the word; offset of the line
+HEAD = struct.Struct("<8sQQQ")      # kind; of the text: bytes, modification time; dimensions
 KIND: bytes = b"rvnnidx1"
 
 
 def mark_of(
     word: bytes,    # as it is in the file
 ) -> int:           # in [0, 2^64)
-    "The fingerprint of a word."
+    "The 64-bit hash of a word."
     return int.from_bytes(blake2b(word, digest_size=8).digest(), "little")
 
 
 def entries_of(
-    lines: Iterable[bytes],      # of the file, with their ends
-    name: str | Path,            # what errors call it
+    lines: Iterable[bytes],      # of the file, with line ends
+    name: str | Path,            # name for error messages
     dim: int | None = None,      # D; None: as many as the first line has
-) -> Iterator[tuple[int, int, int]]:     # D, fingerprint and position of each line
-    "Scan a file of vectors."
+) -> Iterator[tuple[int, int, int]]:     # D, hash and offset of each line
+    "Scan a file of vectors: dimension, hash and byte offset of every line."
     place = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -69,17 +69,17 @@ def entries_of(
 # %% ../../nbs/vectors.ipynb #3551ad59
 def make_index(
     path: Path,                  # a file of vectors
-    target: Path,                # where the index goes
+    target: Path,                # path of the index
     dim: int | None = None,      # D; None: as many numbers as the first line has
 ) -> Path:                       # the index
-    "Scan a file of vectors once and write down where its rows begin."
+    "Scan a file of vectors once and write an index of the offsets of its rows."
     about = path.stat()
     with open(path, "rb") as file:
         rows = list(entries_of(file, path, dim))
     if not rows:
         raise TextError(f"{path}: no vectors in it")
     table = np.array([row[1:] for row in rows], dtype="<u8")
-    table = table[table[:, 0].argsort(kind="stable")]       # of equal words the first stays first
+    table = table[table[:, 0].argsort(kind="stable")]       # stable: keeps duplicates in order
     head = HEAD.pack(KIND, about.st_size, about.st_mtime_ns, rows[0][0])
     return write_whole(target, head + table.tobytes())
 
@@ -88,8 +88,8 @@ def fits(
     index: Path,                 # need not exist
     path: Path,                  # a file of vectors
     dim: int | None,             # D; None: any
-) -> int:                        # D; 0 if the index is none, or not of this file
-    "How many numbers a row has, by an index that belongs to the file."
+) -> int:                        # D; 0 if the index is invalid or belongs to another file
+    "Check that an index belongs to a file, and return its dimension."
     if not index.exists() or index.stat().st_size < HEAD.size + ENTRY.itemsize:
         return 0
     with open(index, "rb") as file:
@@ -101,12 +101,12 @@ def fits(
 
 # %% ../../nbs/vectors.ipynb #033df584
 def vector_of(
-    numbers: list[bytes],        # as they are in the file, (D,)
-    name: str = "a vector",      # what errors call it
+    numbers: list[bytes],        # as written in the file, (D,)
+    name: str = "a vector",      # name for error messages
 ) -> np.ndarray:                 # (D,) float32, finite
-    "The numbers of a row, if they are numbers."
+    "Convert the numbers of a row to floats; raises if one is invalid or not finite."
     try:
-        with np.errstate(over="ignore"):             # what is too large becomes infinite
+        with np.errstate(over="ignore"):             # overflow becomes infinite
             vector = np.array([float(number) for number in numbers], np.float32)
     except ValueError as problem:
         raise TextError(f"{name}: {problem}") from None
@@ -116,7 +116,7 @@ def vector_of(
 
 # %% ../../nbs/vectors.ipynb #daf95c6c
 class Vectors:
-    "A file of word vectors, of which only the rows in use are read (Pennington et al. 2014)."
+    "A file of word vectors with an index; only requested rows are read (Pennington et al. 2014)."
     def __init__(
         self,
         path: str | Path,            # text, a word and its numbers in each line; unpacked
@@ -140,9 +140,9 @@ class Vectors:
 
     def find(
         self,
-        word: str,                   # as it is in the file
-    ) -> np.ndarray | None:          # its vector, (D,) float32; None: it has none
-        "The vector of a word; of the first line where a word has several."
+        word: str,                   # as written in the file
+    ) -> np.ndarray | None:          # its vector, (D,) float32; None: not found
+        "The vector of a word; if a word has several lines, the first."
         sought, mark = word.encode(), mark_of(word.encode())
         at = int(np.searchsorted(self.entries["mark"], np.uint64(mark)))
         while at < len(self) and int(self.entries["mark"][at]) == mark:
@@ -160,17 +160,17 @@ class Vectors:
 def spread_of(
     vectors: Vectors,            # a file of vectors
 ) -> float:                      # standard deviation of the numbers in its first thousand rows
-    "How far from each other the numbers of a file lie."
+    "Standard deviation of the numbers of a file, from its first rows."
     with open(vectors.path, "rb") as file:
         rows = [parts_of(line, vectors.dim)[1] for line in islice(file, 1000)]
     return float(np.std([vector_of(numbers, f"{vectors.path}: a row") for numbers in rows]))
 
 def rows_for(
     vectors: Vectors,            # a file of vectors
-    tokens: Iterable[str],       # of a vocabulary, in its order
-    seed: int = 0,               # what the rows of words without vector follow from
+    tokens: Iterable[str],       # of a vocabulary, in order
+    seed: int = 0,               # determines the rows of words without vector
 ) -> tuple[np.ndarray, np.ndarray]:  # rows (V, D) float32; which were found, (V,) bool
-    "A row for every token: its vector, or numbers drawn for the word."
+    "Embedding matrix: for every token its vector, or a random one seeded by the word."
     tokens = list(tokens)
     found = [vectors.find(token) for token in tokens]
     known = np.array([vector is not None for vector in found], bool)
