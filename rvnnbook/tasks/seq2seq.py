@@ -19,11 +19,11 @@ from ..data.batches import to_device
 
 # %% ../../nbs/seq2seq.ipynb #ed0dc595
 def token_nll(
-    scores: Tensor,        # of every word of the vocabulary, any real number, (B, M, V)
-    targets: Tensor,       # y, the right words, (B, M) int64
+    scores: Tensor,        # logits of every word of the vocabulary, (B, M, V)
+    targets: Tensor,       # y, target words, (B, M) int64
     mask: Tensor,          # True = word or the first END, (B, M) bool
 ) -> Tensor:               # 0 on padding, (B, M)
-    "Surprise of each word of an answer, given those before (self_iru §3.3)."
+    "Negative log-likelihood of each word of an answer given the preceding ones (self_iru §3.3)."
     if scores.shape[:2] != targets.shape or mask.shape != targets.shape:
         raise ValueError("scores (B, M, V), targets (B, M) and mask (B, M) do not fit: "
                          f"{tuple(scores.shape)}, {tuple(targets.shape)}, {tuple(mask.shape)}")
@@ -32,35 +32,35 @@ def token_nll(
 
 # %% ../../nbs/seq2seq.ipynb #4aecfdf9
 def attention_weights(
-    queries: Tensor,       # W s, what is looked for, (B, M, D)
-    keys: Tensor,          # h, what there is, (B, N, D), finite on padding
+    queries: Tensor,       # queries W s, (B, M, D)
+    keys: Tensor,          # keys h, (B, N, D), finite on padding
     mask: Tensor,          # True = token, (B, N) bool
 ) -> Tensor:               # a, 0 on padding, every row sums to 1, (B, M, N)
-    "How much each word looks at each token (Luong et al. 2015, Eq. 7)."
+    "Attention weights of each word over the source tokens (Luong et al. 2015, Eq. 7)."
     logits = queries @ keys.transpose(1, 2) / math.sqrt(keys.shape[2])
     return logits.masked_fill(~mask[:, None], -math.inf).softmax(-1)
 
 # %% ../../nbs/seq2seq.ipynb #0a8b042b
 class Memory(NamedTuple):
-    "Questions that have been read."
+    "Encoded questions."
     states: Tensor       # h, 0 on padding, (B, N, D)
     mask: Tensor         # True = token, (B, N) bool
     root: Tensor         # (B, D)
 
 
 class DecoderOutput(NamedTuple):
-    "What a decoder says about the words that come next."
-    scores: Tensor       # of every word of the vocabulary, (B, M, V)
-    weights: Tensor      # a, how much each step looked at each token, (B, M, N)
-    state: object        # of the decoder, to go on with
+    "Logits, attention weights and state of a decoder."
+    scores: Tensor       # logits of the next words, (B, M, V)
+    weights: Tensor      # a, attention weights, (B, M, N)
+    state: object        # of the decoder, for the next call
 
 # %% ../../nbs/seq2seq.ipynb #6fa59034
 class Decoder(nn.Module):
-    "A unit that reads what has been written and looks at the question (Luong et al. 2015, Eq. 5)."
+    "A recurrent decoder with attention over the question (Luong et al. 2015, Eq. 5)."
     def __init__(
         self,
         dim: int,                       # D
-        vocabulary: int,                # V, words that can be written
+        vocabulary: int,                # V, output words
         unit: nn.Module | None = None,  # of width D, called like an LSTM; None: an LSTM
         dropout_in: float = 0.0,        # dropout of word vectors, in [0, 1)
         dropout_out: float = 0.0,       # dropout before the last map, in [0, 1)
@@ -74,9 +74,9 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        memory: Memory,          # questions that have been read
-        words: Tensor,           # what stands before the words to be scored, (B, M) int64
-        state=None,              # what the last call returned; None: begin
+        memory: Memory,          # encoded questions
+        words: Tensor,           # preceding words, (B, M) int64
+        state=None,              # state from the last call; None: initial state
     ) -> DecoderOutput:
         root = self.begin(memory.root)[:, None]
         x = self.embedding(words) + torch.where((words == START)[..., None], root, 0)
@@ -87,18 +87,18 @@ class Decoder(nn.Module):
 
 # %% ../../nbs/seq2seq.ipynb #5691c259
 def shifted(
-    targets: Tensor,       # y, words of the answers, (B, M) int64
-) -> Tensor:               # START and all but the last of them, (B, M) int64
-    "What a decoder has seen before each word (Sutskever et al. 2014)."
+    targets: Tensor,       # y, target words, (B, M) int64
+) -> Tensor:               # START and all targets but the last, (B, M) int64
+    "Decoder inputs for teacher forcing (Sutskever et al. 2014)."
     return torch.cat([torch.full_like(targets[:, :1], START), targets[:, :-1]], 1)
 
 # %% ../../nbs/seq2seq.ipynb #1aebeb97
 class Seq2Seq(nn.Module):
-    "An encoder that reads and a decoder that writes (self_iru §3.3)."
+    "A sequence-to-sequence model: an encoder and an attention decoder (self_iru §3.3)."
     def __init__(
         self,
-        encoder: nn.Module,             # any encoder that gives states, its width in encoder.dim
-        vocabulary: int,                # V, words, common to questions and answers
+        encoder: nn.Module,             # any encoder that returns states, with encoder.dim
+        vocabulary: int,                # V, shared by questions and answers
         unit: nn.Module | None = None,  # of the decoder, called like an LSTM; None: an LSTM
         dropout_in: float = 0.0,        # dropout of token vectors, in [0, 1)
         dropout_out: float = 0.0,       # dropout before the last map, in [0, 1)
@@ -112,8 +112,8 @@ class Seq2Seq(nn.Module):
         self,
         ids: Tensor,                                 # tokens of the questions, (B, N) int64
         mask: Tensor,                                # True = token, (B, N) bool
-        generator: torch.Generator | None = None,    # for encoders that draw
-    ) -> tuple[Memory, EncoderOutput]:               # what is kept; all that the encoder said
+        generator: torch.Generator | None = None,    # for stochastic encoders
+    ) -> tuple[Memory, EncoderOutput]:               # encoded questions; the encoder's output
         x = self.dropout_in(self.embedding(ids))
         found = self.encoder(x, mask, generator=generator)
         if found.states is None:
@@ -124,31 +124,31 @@ class Seq2Seq(nn.Module):
         self,
         ids: Tensor,                                 # tokens of the questions, (B, N) int64
         mask: Tensor,                                # True = token, (B, N) bool
-        targets: Tensor,                             # y, words of the answers, (B, M) int64
+        targets: Tensor,                             # y, target words, (B, M) int64
         *,
-        generator: torch.Generator | None = None,    # for encoders that draw
-    ) -> EncoderOutput:                              # the encoder's; states: scores, (B, M, V)
+        generator: torch.Generator | None = None,    # for stochastic encoders
+    ) -> EncoderOutput:                              # of the encoder; states: logits, (B, M, V)
         memory, found = self.read(ids, mask, generator)
         return found._replace(states=self.decoder(memory, shifted(targets)).scores)
 
 # %% ../../nbs/seq2seq.ipynb #dcfca0ee
 def seq2seq_loss(
-    model: Seq2Seq,         # what is trained
+    model: Seq2Seq,         # model to train
     batch: NamedTuple,      # with ids, mask, targets and target_mask
 ) -> Tensor:                # scalar, nats an answer
-    "Mean over the answers of their surprise, and what the encoder adds."
+    "Mean negative log-likelihood of the answers plus the encoder's auxiliary loss."
     out = model(batch.ids, batch.mask, batch.targets)
     return token_nll(out.states, batch.targets, batch.target_mask).sum(1).mean() + out.loss
 
 # %% ../../nbs/seq2seq.ipynb #64c70e01
 def extend(
-    logs: Tensor,          # log-probabilities of the beginnings, (B, K)
-    lengths: Tensor,       # their words, END among them, (B, K)
+    logs: Tensor,          # log-probabilities of the hypotheses, (B, K)
+    lengths: Tensor,       # their lengths, including END, (B, K)
     ended: Tensor,         # whether END has been written, (B, K) bool
-    said: Tensor,          # log-probabilities of the words that may follow, (B, K, V)
-    penalty: float,        # a: beginnings are compared by log-probability / length^a
+    said: Tensor,          # log-probabilities of the next words, (B, K, V)
+    penalty: float,        # a: hypotheses are ranked by log-probability / length^a
 ) -> tuple:                # source, word, logs, lengths, ended of the best K, (B, K) each
-    "One step of a beam search: continue, compare, keep."
+    "One step of beam search: extend all hypotheses and keep the best K."
     beam, words = said.shape[1:]
     stay = torch.full_like(said[0, 0], -math.inf)
     stay[END] = 0
@@ -164,29 +164,29 @@ def extend(
 def take_rows(
     state,                 # tensors with rows on the last axis but one, in lists and tuples; None
     rows: Tensor,          # which rows, (R,) int64
-):                         # the same with these rows
-    "Choose rows of a decoder's state."
+):                         # the state of these rows
+    "Select rows of a decoder's state."
     if isinstance(state, Tensor):
         return state.index_select(-2, rows)
     return state if state is None else type(state)(take_rows(part, rows) for part in state)
 
 # %% ../../nbs/seq2seq.ipynb #9444481f
 class Hypotheses(NamedTuple):
-    "Answers of a beam search, the best first."
-    words: Tensor          # END behind the end, (B, K, M) int64
-    logs: Tensor           # log-probability of the words up to END, -inf: none, (B, K)
+    "Answers of a beam search, best first."
+    words: Tensor          # padded with END, (B, K, M) int64
+    logs: Tensor           # log-probability up to END; -inf: empty slot, (B, K)
 
 
 @torch.no_grad()
 def search_answers(
     step: Callable,        # step(words (R,), state): log-probabilities (R, V) and the state after
-    rows: int,             # B, questions; R = B K, the K beginnings of a question together
-    beam: int,             # K, beginnings that are kept, >= 1
-    longest: int,          # words at most, END among them, >= 1
-    penalty: float = 0.0,  # a: answers are compared by log-probability / length^a, >= 0
-    device=None,           # where the step computes
+    rows: int,             # B, questions; R = B K, the K hypotheses of a question adjacent
+    beam: int,             # K, beam width, >= 1
+    longest: int,          # maximal length, including END, >= 1
+    penalty: float = 0.0,  # a: answers are ranked by log-probability / length^a, >= 0
+    device=None,           # device of the step
 ) -> Hypotheses:
-    "Search for the answers that are most likely as a whole (Sutskever et al. 2014)."
+    "Beam search for the most likely answers (Sutskever et al. 2014)."
     if beam < 1 or longest < 1 or penalty < 0:
         raise ValueError("a search needs beam >= 1, longest >= 1 and penalty >= 0, got "
                          f"beam={beam}, longest={longest}, penalty={penalty}")
@@ -207,14 +207,14 @@ def search_answers(
 # %% ../../nbs/seq2seq.ipynb #158faa9a
 @torch.no_grad()
 def answer(
-    model: Seq2Seq,        # put into eval mode
+    model: Seq2Seq,        # is set to eval mode
     ids: Tensor,           # tokens of the questions, (B, N) int64
     mask: Tensor,          # True = token, (B, N) bool
-    longest: int,          # words at most, END among them
-    beam: int = 1,         # K, beginnings that are kept; 1: greedy
-    penalty: float = 0.0,  # a: answers are compared by log-probability / length^a
+    longest: int,          # maximal length, including END
+    beam: int = 1,         # K, beam width; 1: greedy
+    penalty: float = 0.0,  # a: answers are ranked by log-probability / length^a
 ) -> Hypotheses:           # words (B, K, M), log-probabilities (B, K)
-    "What a model answers (self_iru §3.3)."
+    "Generate answers with beam search (self_iru §3.3)."
     memory = Memory(*(part.repeat_interleave(beam, 0) for part in model.eval().read(ids, mask)[0]))
 
     def step(words, state):
@@ -225,10 +225,10 @@ def answer(
 
 # %% ../../nbs/seq2seq.ipynb #1930ebb9
 def exact(
-    words: Tensor,         # answers, END behind the end, (B, M1) int64
-    targets: Tensor,       # y, the right ones, END on padding, (B, M2) int64
-) -> Tensor:               # whether they are the same up to END, (B,) bool
-    "Which answers are right, word for word (self_iru §3.3)."
+    words: Tensor,         # answers, padded with END, (B, M1) int64
+    targets: Tensor,       # y, targets, padded with END, (B, M2) int64
+) -> Tensor:               # whether they are equal up to END, (B,) bool
+    "Exact match of answers with their targets (self_iru §3.3)."
     width, ended = max(words.shape[1], targets.shape[1]), (words == END).any(1)
     words, targets = (F.pad(side, (0, width - side.shape[1]), value=END)
                       for side in (words, targets))
@@ -237,13 +237,13 @@ def exact(
 
 @torch.no_grad()
 def evaluate_seq2seq(
-    model: Seq2Seq,            # put into eval mode
+    model: Seq2Seq,            # is set to eval mode
     dealt: Iterable,           # batches, each example once
-    longest: int,              # words that an answer may have, END among them
-    beam: int = 1,             # K of the search
-    penalty: float = 0.0,      # of the search
-) -> dict[str, float]:         # exact_match in [0, 1]; perplexity; surprise, nats a word
-    "How many answers are right, and how surprised a model is (self_iru Table 3)."
+    longest: int,              # maximal length, including END
+    beam: int = 1,             # K, beam width
+    penalty: float = 0.0,      # length penalty of the search
+) -> dict[str, float]:         # exact_match in [0, 1]; perplexity; surprise: NLL, nats a word
+    "Exact match, perplexity and negative log-likelihood a word (self_iru Table 3)."
     model.eval()
     right, nats, words, device = [], 0., 0, next(model.parameters()).device
     for batch in dealt:
