@@ -40,31 +40,31 @@ from .listops import data_folder, install_official_test, write_whole
 
 # %% ../../nbs/catalog.ipynb #a603906b
 class CatalogError(RuntimeError):
-    "Something came, or did not come, otherwise than the catalog says."
+    "A file is missing or differs from its catalog entry."
 
 
 class File(NamedTuple):
     "One published file."
-    path: str             # where it lands in the data folder; packed there if this ends in .xz
-    size: int | None      # of its content, bytes; None: nobody wrote it down
-    checksum: str         # of its content: SHA-256, 64 digits, or the name git gives it, 40 digits
-    address: str | None   # where it can be fetched; None: nowhere
-    unpacked: int = 0     # bytes that the archive at the address may hold, 0: it is no archive
+    path: str             # in the data folder; stored compressed if it ends in .xz
+    size: int | None      # of its content, bytes; None: unknown
+    checksum: str         # of its content: SHA-256, 64 digits, or git hash (SHA-1), 40 digits
+    address: str | None   # URL; None: no download
+    unpacked: int = 0     # maximal unpacked size of the archive at the address; 0: no archive
 
 
 class Dataset(NamedTuple):
     "A set of files that the papers use under one name."
     name: str               # also its folder
     title: str
-    papers: tuple[str, ...] # who uses it: crvnn, design_space, rir, self_iru
-    licence: str            # as far as it is known
-    how: str                # what else there is to know about getting it, "" if nothing
-    files: tuple[File, ...] # () if nobody wrote down a checksum
+    papers: tuple[str, ...] # papers that use it: crvnn, design_space, rir, self_iru
+    licence: str            # if known
+    how: str                # instructions for obtaining it, or ""
+    files: tuple[File, ...] # () if no checksums are known
 
 # %% ../../nbs/catalog.ipynb #a45f8b10
 @cache
-def catalog() -> dict[str, Dataset]:  # the entry of every name
-    "Every set of data that the papers use."
+def catalog() -> dict[str, Dataset]:  # entries by name
+    "All data sets that the papers use."
     table = importlib.resources.files("rvnnbook.data").joinpath("catalog.json")
     found = {}
     for row in json.loads(table.read_text(encoding="utf-8")):
@@ -77,9 +77,9 @@ def catalog() -> dict[str, Dataset]:  # the entry of every name
 
 
 def find_dataset(
-    name: str,      # of a set of data
+    name: str,      # of a data set
 ) -> Dataset:
-    "The entry of a name, or an error that names the nearest."
+    "The data set of a name; the error for an unknown name suggests the nearest."
     if name not in catalog():
         near = difflib.get_close_matches(name, catalog(), n=1, cutoff=0)
         raise ValueError(f"no data set {name!r}; the nearest name is {near[0]!r}, "
@@ -88,10 +88,10 @@ def find_dataset(
 
 # %% ../../nbs/catalog.ipynb #b382cd05
 def contents(
-    path: Path,                 # unpacked while read if its name ends in .xz
-    limit: float = math.inf,    # the most it may hold, bytes
-) -> Iterator[bytes]:           # one piece after the other
-    "What a file holds."
+    path: Path,                 # decompressed while read if its name ends in .xz
+    limit: float = math.inf,    # maximal size of the content, bytes
+) -> Iterator[bytes]:           # the content in chunks
+    "The decompressed content of a file, in chunks."
     try:
         with (lzma.open if path.suffix == ".xz" else open)(path, "rb") as file:
             while piece := file.read(2**18):
@@ -104,11 +104,11 @@ def contents(
 
 # %% ../../nbs/catalog.ipynb #5d36dae6
 def checksum(
-    path: Path,                 # packed or plain
-    digits: int = 64,           # 64: SHA-256; 40: the name that git gives the content
-    limit: float = math.inf,    # the most it may hold, bytes
+    path: Path,                 # compressed or uncompressed
+    digits: int = 64,           # 64: SHA-256; 40: git hash of the content
+    limit: float = math.inf,    # maximal size of the content, bytes
 ) -> str:                       # hexadecimal digits
-    "The checksum of what a file holds."
+    "The checksum of the decompressed content of a file."
     if digits == 40:
         size = sum(map(len, contents(path, limit)))
         digest = hashlib.sha1(b"blob %d\0" % size)
@@ -120,10 +120,10 @@ def checksum(
 
 # %% ../../nbs/catalog.ipynb #83f2ae6a
 def install_file(
-    source: Path,   # a file with the content, packed or plain
-    file: File,     # what it has to be
-) -> Path:          # where it is now
-    "Copy a file to where it belongs, if it is the one; it appears there whole or not at all."
+    source: Path,   # a file with the content, compressed or uncompressed
+    file: File,     # its catalog entry
+) -> Path:          # path of the installed file
+    "Verify a file and copy it to its path in the data folder; the write is atomic."
     target = data_folder() / file.path
     new = target.with_name(f"new.{target.name}")
     limit = math.inf if file.size is None else file.size
@@ -136,7 +136,7 @@ def install_file(
         if got != file.checksum:
             raise CatalogError(f"{file.path}: expected the checksum {file.checksum}, got {got}")
         with open(new, "rb") as out:
-            os.fsync(out.fileno())     # on the disk before it has its name
+            os.fsync(out.fileno())     # flush to disk before renaming
         os.replace(new, target)
     finally:
         new.unlink(missing_ok=True)
@@ -144,20 +144,20 @@ def install_file(
 
 # %% ../../nbs/catalog.ipynb #8dd829eb
 def byte_range(
-    answer: http.client.HTTPResponse,   # to a request for a file or the rest of one
-) -> tuple[float, int | None]:          # its first byte; the size of the whole file, if told
-    "Which part of a file an answer holds."
+    answer: http.client.HTTPResponse,   # response to a request for a file or a range
+) -> tuple[float, int | None]:          # offset of the first byte; total size if sent
+    "Offset and total size of the file part in an HTTP response."
     if answer.status != 206:
         length = answer.headers.get("Content-Length", "")
         return 0, int(length) if length.isdecimal() else None
     told = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
     if not told:
-        return math.inf, None           # some part, and no telling which
+        return math.inf, None           # a part at an unknown offset
     return int(told[1]), int(told[2]) if told[2].isdecimal() else None
 
 # %% ../../nbs/catalog.ipynb #b237eb32
 class Onward(urllib.request.HTTPRedirectHandler):
-    "Follows a redirect to https, or to the server that sent it, and no other."
+    "Redirect handler that follows redirects to https or to the same server only."
     def redirect_request(self, request, file, code, message, headers, address):
         here, there = urlsplit(request.full_url), urlsplit(address)
         if there.scheme != "https" and here[:2] != there[:2]:
@@ -167,10 +167,10 @@ class Onward(urllib.request.HTTPRedirectHandler):
 
 def request_file(
     address: str,           # https, or http
-    start: int,             # first byte that is wanted
-    timeout: float,         # longest silence that is borne, seconds
+    start: int,             # offset of the first byte
+    timeout: float,         # of the connection, seconds
 ) -> http.client.HTTPResponse:
-    "Request a file, or what is missing of it."
+    "Request a file, or its part from an offset on."
     if urlsplit(address).scheme not in ("https", "http"):
         raise CatalogError(f"{address}: not an https address")
     headers = {"User-Agent": "rvnnbook", "Accept-Encoding": "identity"}
@@ -182,10 +182,10 @@ def request_file(
 # %% ../../nbs/catalog.ipynb #b897db5b
 def show_progress(
     name: str,              # of the file
-    got: int,               # bytes that are here
-    total: int | None,      # bytes that there are, None: not known
+    got: int,               # bytes received
+    total: int | None,      # total bytes; None: unknown
 ):
-    "A line that counts, on a terminal only."
+    "Print the progress of a download, on a terminal only."
     if sys.stderr.isatty():
         of = "" if total is None else f" of {total / 1e6:.1f}"
         print(f"\r{name}: {got / 1e6:.1f}{of} MB", file=sys.stderr, flush=True,
@@ -194,13 +194,13 @@ def show_progress(
 # %% ../../nbs/catalog.ipynb #bb38081d
 def attempt_download(
     address: str,           # https, or http
-    part: Path,             # what has come; need not exist
-    size: int | None,       # of the whole file, None: not known
-    limit: int,             # the most that may come, bytes
-    timeout: float,         # longest silence that is borne, seconds
+    part: Path,             # partial file; need not exist
+    size: int | None,       # of the whole file; None: unknown
+    limit: int,             # maximal size, bytes
+    timeout: float,         # of the connection, seconds
     tell: Callable,         # tell(name, got, total): called after each piece
-) -> bool:                  # whether all of it is here
-    "Ask once for what is missing of a file, and keep what comes."
+) -> bool:                  # whether the file is complete
+    "Request the missing bytes of a file once and append them to the partial file."
     have = part.stat().st_size if part.exists() else 0
     if have and have == size:
         return True
@@ -209,7 +209,7 @@ def attempt_download(
         total = size if total is None else total
         if total is not None and total > limit:
             raise CatalogError(f"{address}: {total} bytes, where at most {limit} were expected")
-        if start > have:                       # a hole, or no telling where this belongs
+        if start > have:                       # a gap or an unknown offset
             part.unlink()
             return False
         with open(part, "r+b" if have else "wb") as file:
@@ -230,14 +230,14 @@ CUT = (urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError,
 
 def download(
     address: str,           # https, or http
-    part: Path,                     # where to; what is there already is not fetched again
-    limit: int,                     # the most that may come, bytes
-    size: int | None = None,        # of the whole file, None: not known
-    timeout: float = 30.,           # longest silence that is borne, seconds
-    pause: float = 1.,              # before the first repetition, seconds; then twice as long
+    part: Path,                     # partial file; a present part is resumed
+    limit: int,                     # maximal size, bytes
+    size: int | None = None,        # of the whole file; None: unknown
+    timeout: float = 30.,           # of the connection, seconds
+    pause: float = 1.,              # before the first retry, seconds; then doubled
     tell: Callable = show_progress,  # tell(name, got, total): called after each piece
-) -> bool:                          # whether it came in one piece
-    "Fetch a file over a line that may be cut."
+) -> bool:                          # whether one attempt sufficed
+    "Download a file with resuming and retries."
     one_piece, most, failed = not part.exists(), 0, 0
     while True:
         try:
@@ -246,9 +246,9 @@ def download(
             said = "the line was cut"
         except CUT as error:
             said, code = str(getattr(error, "reason", error)), getattr(error, "code", 500)
-            if code == 416:                              # there is nothing after what we have
+            if code == 416:                              # range not satisfiable
                 part.unlink(missing_ok=True)
-            elif code < 500 and code not in (408, 429):  # it will not be otherwise next time
+            elif code < 500 and code not in (408, 429):  # permanent error
                 raise CatalogError(f"{address}: {code} {said.splitlines()[0]}") from None
         have = part.stat().st_size if part.exists() else 0
         one_piece, failed, most = False, 0 if have > most else failed + 1, max(have, most)
@@ -259,18 +259,18 @@ def download(
 
 # %% ../../nbs/catalog.ipynb #d58a186f
 class Member(NamedTuple):
-    "One thing in an archive."
+    "A member of an archive."
     name: str
-    size: int          # unpacked, bytes, as the archive declares it
+    size: int          # unpacked size declared by the archive, bytes
     kind: str          # file, folder or other
-    open: Callable     # open() gives its content
+    open: Callable     # open() returns a stream of its content
 
 
 def check_members(
     members: Iterable[Member],    # in any order
-    limit: int,               # bytes that all together may unpack to
-) -> list[Member]:            # the same
-    "Refuse an archive if one of its members could do harm."
+    limit: int,               # maximal total unpacked size, bytes
+) -> list[Member]:            # the same members
+    "Raise an error if a member of an archive is unsafe or the total is too large."
     total, judged = 0, {}
     for member in members:
         total += member.size
@@ -291,7 +291,7 @@ def check_members(
 
 # %% ../../nbs/catalog.ipynb #6579a138
 class Metered:
-    "A stream of which no more can be read than is allowed."
+    "A stream that raises an error when more than a limit is read."
     def __init__(
         self,
         file: BinaryIO,     # the stream
@@ -308,10 +308,10 @@ class Metered:
 
 # %% ../../nbs/catalog.ipynb #c112b8bf
 def archive_members(
-    archive: Path,          # .zip, or .tar plain or packed with gzip or xz
-    limit: int,             # bytes that it may unpack to
-) -> Iterator[Member]:      # in the order of the archive
-    "What an archive holds."
+    archive: Path,          # .zip, or .tar, uncompressed or with gzip or xz
+    limit: int,             # maximal unpacked size, bytes
+) -> Iterator[Member]:      # in archive order
+    "The members of an archive."
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened:
             for info in opened.infolist():
@@ -331,11 +331,11 @@ def archive_members(
 
 # %% ../../nbs/catalog.ipynb #e04b78b2
 def unpack_archive(
-    archive: Path,      # .zip, or .tar plain or packed with gzip or xz
-    folder: Path,       # where to; empty
-    limit: int,         # bytes that it may unpack to
+    archive: Path,      # .zip, or .tar, uncompressed or with gzip or xz
+    folder: Path,       # empty target folder
+    limit: int,         # maximal unpacked size, bytes
 ):
-    "Unpack an archive of harmless members; of any other, nothing."
+    "Unpack an archive if all of its members are safe; otherwise write nothing."
     try:
         check_members(archive_members(archive, limit), limit)
         for member in archive_members(archive, limit):
@@ -348,14 +348,14 @@ def unpack_archive(
     except CatalogError as error:
         raise CatalogError(f"{archive}: {error}") from None
     except (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error, struct.error,
-            EOFError, OSError, RuntimeError, ValueError) as error:     # what damage can look like
+            EOFError, OSError, RuntimeError, ValueError) as error:     # damaged archives
         raise CatalogError(f"{archive}: cannot be unpacked: {error}") from None
 
 # %% ../../nbs/catalog.ipynb #53fe261e
 def is_archive(
     path: Path,         # a file
-) -> bool:              # of a kind that `unpack` knows; it may be damaged
-    "Tell an archive by how it begins or ends, and not by its name."
+) -> bool:              # of a kind that `unpack_archive` supports; may be damaged
+    "Detect an archive by its signature, not by its name."
     try:
         return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
     except (EOFError, OSError, lzma.LZMAError, zlib.error):
@@ -365,9 +365,9 @@ def is_archive(
 @contextlib.contextmanager
 def candidates(
     path: Path,         # a file, a folder, or an archive
-    unpacked: int,      # bytes that an archive may unpack to, 0: archives are files like any other
+    unpacked: int,      # maximal unpacked size of an archive; 0: do not unpack archives
 ) -> Iterator[list[Path]]:
-    "The files to look at; those of an archive are there only meanwhile."
+    "Files of a path, including unpacked members of archives while the context is open."
     files = lambda folder: sorted(file for file in folder.rglob("*") if file.is_file())
     outside = files(path) if path.is_dir() else [path]
     with tempfile.TemporaryDirectory() as folder:
@@ -376,16 +376,16 @@ def candidates(
                 try:
                     unpack_archive(file, Path(folder, str(number)), unpacked)
                 except CatalogError:
-                    if not path.is_dir():       # in a folder it may be something else
+                    if not path.is_dir():       # in a folder it may be unrelated
                         raise
         yield outside + files(Path(folder))
 
 
 def recognise(
     paths: Iterable[Path],      # files of any name
-    files: Iterable[File],      # what they may be
-) -> dict[File, Path]:          # what was found, and where
-    "Find published files among others, by what they hold."
+    files: Iterable[File],      # catalog entries to look for
+) -> dict[File, Path]:          # paths of the entries found
+    "Find files of the catalog by their checksums."
     files, found = list(files), {}
     sizes = {file.size for file in files}
     limit = math.inf if None in sizes else max(sizes)
@@ -393,20 +393,20 @@ def recognise(
         if path.suffix != ".xz" and None not in sizes and path.stat().st_size not in sizes:
             continue
         for digits in {len(file.checksum) for file in files}:
-            with contextlib.suppress(CatalogError):       # damaged, or too large to be one of them
+            with contextlib.suppress(CatalogError):       # damaged or too large
                 got = checksum(path, digits, limit)
                 found |= {file: path for file in files if file.checksum == got}
     return found
 
 # %% ../../nbs/catalog.ipynb #afbe91c5
-LARGEST = 2**30    # bytes that may come for a file of unknown size
+LARGEST = 2**30    # maximal bytes for a file of unknown size
 
 
 def fetch(
     files: list[File],     # all from one address: the file itself, or members of an archive
     **options,             # of `download`
 ):
-    "Download what lies at an address, and put it in its place."
+    "Download the files of one address and install them."
     address, unpacked, size = files[0].address, files[0].unpacked, files[0].size
     limit = unpacked or (LARGEST if size is None else size)
     part = data_folder() / f"{files[0].path}.part"
@@ -430,17 +430,17 @@ def fetch(
 
 def is_sound(
     file: File,      # an entry
-) -> bool:           # whether it is in its place, and unchanged
-    "Check an installed file."
+) -> bool:           # whether it is installed and unchanged
+    "Check an installed file by its checksum."
     target = data_folder() / file.path
     return target.exists() and recognise([target], [file]) != {}
 
 # %% ../../nbs/catalog.ipynb #cac6e01e
 @contextlib.contextmanager
 def locked(
-    dataset: Dataset,      # the set whose folder is taken
+    dataset: Dataset,      # the data set to lock
 ) -> Iterator[Path]:       # its folder
-    "Keep other programs from installing the same set meanwhile."
+    "Lock the folder of a data set against other processes."
     import fcntl
     folder = data_folder() / dataset.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -450,10 +450,10 @@ def locked(
 
 
 def get(
-    dataset: Dataset,      # the set
+    dataset: Dataset,      # the data set
     **options,             # of `download`
-) -> list[Path]:           # the files that were not there before
-    "Download a set of data."
+) -> list[Path]:           # the newly installed files
+    "Download and verify the missing files of a data set."
     if not dataset.files or None in [file.address for file in dataset.files]:
         raise ValueError(f"{dataset.name} cannot be downloaded from here. {dataset.how}")
     with locked(dataset):
@@ -464,19 +464,19 @@ def get(
 
 # %% ../../nbs/catalog.ipynb #a39a18f6
 def recorded_checksum(
-    dataset: Dataset,      # the set
-) -> tuple[File, ...]:      # what was seen when they were added, () if there is no record
-    "The files of a set that was added unverified."
+    dataset: Dataset,      # the data set
+) -> tuple[File, ...]:      # recorded entries; () without a record
+    "The recorded checksums of a data set that was added unverified."
     record = data_folder() / dataset.name / "SHA256SUMS"
     lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
     return tuple(File(f"{dataset.name}/{line[66:]}", None, line[:64], None) for line in lines)
 
 
 def add_unverified(
-    dataset: Dataset,      # the set
+    dataset: Dataset,      # the data set
     path: Path,             # a file or a folder
-) -> list[Path]:            # where the files are now
-    "Copy files of unknown checksums, and write down what they were."
+) -> list[Path]:            # paths of the installed files
+    "Install files without known checksums, and record their checksums."
     with locked(dataset) as folder, candidates(path, 0) as paths:
         seen = {file.path: file for file in recorded_checksum(dataset)}
         for source in paths:
@@ -494,11 +494,11 @@ def add_unverified(
 
 # %% ../../nbs/catalog.ipynb #9cb444c9
 def add(
-    dataset: Dataset,      # the set
-    path: Path,                 # a file, a folder, or an archive of the set
-    unverified: bool = False,   # take files although nobody knows their checksums
-) -> list[Path]:                # where the files are now
-    "Install files that are on this machine already."
+    dataset: Dataset,      # the data set
+    path: Path,                 # a file, a folder, or an archive
+    unverified: bool = False,   # accept files without known checksums
+) -> list[Path]:                # paths of the installed files
+    "Install the files of a data set from a local path."
     name = dataset.name
     if unverified and dataset.files:
         raise ValueError(f"the checksums of {name} are known: leave --unverified out")
@@ -524,17 +524,17 @@ def add(
 
 # %% ../../nbs/catalog.ipynb #fd578187
 def present(
-    dataset: Dataset,      # the set
-) -> list[File]:        # those of its files that are there, sound or not
-    "What is installed of a set."
+    dataset: Dataset,      # the data set
+) -> list[File]:        # its installed files, valid or not
+    "The files of a data set that are installed."
     return [file for file in dataset.files or recorded_checksum(dataset)
             if (data_folder() / file.path).exists()]
 
 
 def verify(
-    dataset: Dataset,      # the set
-) -> list[str]:         # what is wrong, a line for each file; [] if nothing is
-    "Compare the installed files of a set with what they should be."
+    dataset: Dataset,      # the data set
+) -> list[str]:         # an error line for each missing or changed file
+    "Compare the installed files of a data set with their checksums."
     here, wrong = present(dataset), []
     if not here:
         return [f"{dataset.name}: not installed"]
@@ -546,13 +546,13 @@ def verify(
             try:
                 wrong.append(f"{path}: expected the checksum {file.checksum}, "
                              f"got {checksum(path, len(file.checksum))}")
-            except CatalogError as error:              # it cannot even be unpacked
+            except CatalogError as error:              # cannot be decompressed
                 wrong.append(str(error))
     return wrong
 
 # %% ../../nbs/catalog.ipynb #3e65761e
-def listing() -> str:       # a table, a line for each set
-    "Everything the papers use, and what of it is here."
+def listing() -> str:       # a table with a line for each data set
+    "Table of all data sets and their installation status."
     rows = [("name", "MB", "here", "licence", "comes by")]
     for dataset in catalog().values():
         files, here = dataset.files or recorded_checksum(dataset), len(present(dataset))
