@@ -18,7 +18,7 @@ from ..registry import create_encoder, read_weights
 class ClassifierOutput(NamedTuple):
     "What a classifier returns."
     logits: Tensor             # one score a class, (B, classes), or (B, 1) for two classes
-    loss: Tensor | float       # auxiliary loss, plus the cross-entropy where labels are given
+    loss: Tensor | float       # auxiliary loss, plus the cross-entropy if labels are given
     encoding: EncoderOutput    # of the encoder: root, states, loss, trace
 
     @property
@@ -79,7 +79,7 @@ class Classifier(nn.Module):
 def predict_labels(
     scores: Tensor,        # (B, classes), or (B, 1) for two classes
 ) -> Tensor:               # labels, (B,) int64
-    "The most probable label of each sentence."
+    "The most probable label of each sentence: argmax, or the sign of a single score."
     return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
 
 def cross_entropy(
@@ -96,8 +96,8 @@ def cross_entropy(
 def accuracy(
     model: Classifier,         # put into eval mode
     batches,                   # of ids, mask, trees and labels; iterable
-) -> float:                    # share of right predictions, in [0, 1]
-    "Share of the labels that a model predicts correctly."
+) -> float:                    # accuracy, in [0, 1]
+    "Accuracy: the share of the labels that a model predicts correctly."
     model.eval()
     right = [predict_labels(model(b.ids, b.mask, trees=b.trees).logits) == b.labels
              for b in batches]
@@ -106,9 +106,9 @@ def accuracy(
 # %% ../../nbs/heads.ipynb #0b0807f8
 def load_pretrained(
     encoder: str,              # name of an encoder, such as "crvnn"
-    weights: str,              # what it was trained on, such as "listops"
+    weights: str,              # data set it was trained on, such as "listops"
 ) -> Classifier:               # in eval mode
-    "A classifier of this book, with the weights of a headline run."
+    "A classifier of this book, with the weights of a reported run."
     tensors, about = read_weights(encoder, weights)
     model = Classifier(create_encoder(encoder, **json.loads(about["options"])),
                        **json.loads(about["classifier"]))
