@@ -16,7 +16,7 @@ def pair_features(
     second: Tensor,        # s2, (..., D)
     order: str = "paper",  # "paper": distance before product; "code": product before distance
 ) -> Tensor:               # o, (..., 4 D)
-    "What the head of a pair looks at (crvnn Eq. 19)."
+    "Input features of the head for a pair of sentence vectors (crvnn Eq. 19)."
     if order not in ("paper", "code"):
         raise ValueError(f"unknown order of features {order!r}; known: paper, code")
     compared = [(first - second).abs(), first * second]
@@ -49,7 +49,7 @@ class PairFeatures(nn.Module):
 
 # %% ../../nbs/pair.ipynb #2f7cf86f
 class PairClassifier(Classifier):
-    "One label for each pair of sentences, read by the same encoder (crvnn App. A)."
+    "One label for each pair of sentences, with one encoder for both (crvnn App. A)."
     def __init__(
         self,
         encoder: nn.Module,            # any encoder of the book, with its width in encoder.dim
