@@ -38,7 +38,7 @@ TOKEN_IDS: dict[str, int] = {token: index for index, token in enumerate(VOCABULA
 
 # %% ../../nbs/listops.ipynb #a3ed6b66
 class ListOpsError(ValueError):
-    "An expression, a line, a file or a request that is no ListOps."
+    "An expression, a line, a file or a request that is not valid ListOps."
 
 
 class Example(NamedTuple):
@@ -61,10 +61,10 @@ def tokenize(
 # %% ../../nbs/listops.ipynb #f903c886
 def fold_expression(
     tokens: Sequence[str],  # w, one expression, (n,)
-    leaf: Callable,         # leaf(position): what a digit is worth
-    node: Callable,         # node(start, worths, end): what an operator is worth, by its brackets
-):                          # what the whole expression is worth
-    "Visit an expression from the bottom up, or say what is wrong with it."
+    leaf: Callable,         # leaf(position): result at a digit
+    node: Callable,         # node(start, results, end): result of an operator, given its brackets
+):                          # result for the whole expression
+    "Fold an expression bottom-up; raise ListOpsError if it is malformed."
     rows, worth, ended = [], None, False
     for position, token in enumerate(tokens):
         if ended:
@@ -107,14 +107,14 @@ def evaluate(
 def depth(
     tokens: Sequence[str],  # w, one expression, (n,)
 ) -> int:                   # nested operators on the deepest path, 0 for a digit
-    "How deep the operators of an expression nest."
+    "Largest number of nested operators of an expression."
     return fold_expression(tokens, lambda position: 0, lambda start, depths, end: 1 + max(depths))
 
 
 def arguments(
     tokens: Sequence[str],  # w, one expression, (n,)
 ) -> int:                   # A, the largest number of arguments of one operator, 0 for a digit
-    "How many arguments the widest operator of an expression takes."
+    "Largest number of arguments of one operator of an expression."
     return fold_expression(tokens, lambda position: 0,
                            lambda start, widest, end: max(len(widest), max(widest)))
 
@@ -151,7 +151,7 @@ def composition_steps(
 
 # %% ../../nbs/listops.ipynb #6d21e24b
 def draw_expression(
-    random: Random,                       # source of chance
+    random: Random,                       # random number generator
     *,
     max_depth: int = 20,                  # level of digits only, >= 1; the expression has level 1
     operator_probability: float = .25,    # p, that an argument is an operator
@@ -187,7 +187,7 @@ def fingerprint(
 def fingerprint_table(
     examples: Iterable[Example],  # any order
 ) -> np.ndarray:                  # sorted fingerprints, (count,) uint64
-    "The hashes of many expressions, sorted: what the package ships for the official test."
+    "Sorted hashes of many expressions: the format of the shipped table for the official test."
     return np.array(sorted(fingerprint(example.tokens) for example in examples), dtype=np.uint64)
 
 
@@ -208,11 +208,11 @@ def is_test_expression(
 # %% ../../nbs/listops.ipynb #485a3cc3
 def collect_examples(
     count: int,                              # expressions wanted, >= 0
-    random: Random,                          # source of chance for the final shuffle
+    random: Random,                          # random number generator for the final shuffle
     propose: Callable,                       # propose(): an expression
-    accept: Callable = lambda tokens: True,  # accept(tokens): whether it is one of those wanted
+    accept: Callable = lambda tokens: True,  # accept(tokens): whether to keep an expression
     exclude_test: bool = True,               # leave out expressions of the official test
-    patience: int = 2_000_000,               # tokens in vain, plus ten a draw, before giving up
+    patience: int = 2_000_000,               # rejected tokens, plus ten a draw, before giving up
 ) -> list[tuple[str, ...]]:                  # different expressions in random order
     "Draw different expressions until there are enough, and shuffle them."
     seen, kept, wasted = (set(official_fingerprints()) if exclude_test else set()), [], 0
@@ -237,9 +237,9 @@ def unique_draws(
     seed: int,                  # seed of the draws
     *,
     exclude_test: bool = True,  # leave out expressions of the official test
-    **rules,                    # of `draw`: max_depth, operator_probability, arguments
+    **rules,                    # of `draw_expression`: max_depth, operator_probability, ...
 ) -> Iterator[Example]:         # different examples in random order
-    "Different draws from the generator, as the official data are (Nangia & Bowman 2018)."
+    "Unique draws from the generator, like the official data (Nangia & Bowman 2018)."
     random = Random(seed)
     for tokens in collect_examples(count, random, lambda: draw_expression(random, **rules),
                                    exclude_test=exclude_test):
@@ -249,11 +249,11 @@ def unique_draws(
 def length_table(
     longest: int,                         # largest length in the table, >= 1 tokens
     *,
-    max_depth: int = 20,                  # as in `draw`
-    operator_probability: float = .25,    # p, as in `draw`
-    arguments: tuple[int, int] = (2, 5),  # as in `draw`
+    max_depth: int = 20,                  # as in `draw_expression`
+    operator_probability: float = .25,    # p, as in `draw_expression`
+    arguments: tuple[int, int] = (2, 5),  # as in `draw_expression`
     deepest: int | None = None,           # count only expressions of at most this depth
-) -> np.ndarray:                          # [i, k, n], chance of k arguments on level i + 1
+) -> np.ndarray:                          # [i, k, n], probability of n tokens in k arguments, level i + 1
     "Probability of every length on every level, by dynamic programming."
     fewest, most = arguments
     if (longest < 1 or max_depth < 1 or not 0 <= operator_probability <= 1
@@ -274,35 +274,35 @@ def length_table(
 
 # %% ../../nbs/listops.ipynb #b7a0f89e
 def choose_lengths(
-    random: Random,        # source of chance
+    random: Random,        # random number generator
     weights: np.ndarray,   # (count,) >= 0, not all 0
 ) -> int:                  # an index, with probability proportional to its weight
-    "Draw an index; one of weight 0 never comes up."
+    "Draw an index; an index of weight 0 is never drawn."
     total = np.cumsum(weights)
     return int(np.searchsorted(total, (1 - random.random()) * total[-1]))    # in (0, total]
 
 
 def first_share(
-    random: Random,     # source of chance
+    random: Random,     # random number generator
     powers: np.ndarray, # one level of the length table, [k, n]
     count: int,         # k, arguments, >= 2
-    shared: int,        # s, tokens that they have together
-) -> int:               # m, tokens of the first of them
-    "How many of the tokens that some arguments share belong to the first."
+    shared: int,        # s, total number of their tokens
+) -> int:               # m, tokens of the first argument
+    "Draw the length of the first of several arguments with a given total length."
     one, rest = powers[1], powers[count - 1]
     if random.random() * powers[count, shared] < one[1] * rest[shared - 1]:
-        return 1                                     # the usual case, a digit, needs no long sum
+        return 1                                     # the usual case, a digit, without a long sum
     weights = one[2:shared + 1] * np.flip(rest[:shared - 1])     # for m = 2, ..., s
     return 2 + choose_lengths(random, weights)
 
 # %% ../../nbs/listops.ipynb #c6d747fa
 def draw_of_length(
-    random: Random,     # source of chance
+    random: Random,     # random number generator
     table: np.ndarray,  # of `length_table`
     fewest: int,        # fewest arguments of an operator, as in the table
     length: int,        # n, tokens; possible according to the table
 ) -> tuple[str, ...]:   # w, an expression, (n,)
-    "An expression of exactly this length, as likely as `draw` makes it among those so long."
+    "Sample from the distribution of `draw_expression` given the length."
     tokens, todo = [], [(0, 1, length)]              # (level, arguments, tokens they share)
     while todo:
         level, count, shared = todo.pop()
@@ -322,24 +322,24 @@ def draw_of_length(
 
 # %% ../../nbs/listops.ipynb #684ea10a
 class LengthSampler:
-    "Draws expressions of given lengths from the distribution of `draw`, by an exact table."
+    "Exact sampler of expressions of given lengths, from the distribution of `draw_expression`."
 
     def __init__(
         self,
         longest: int,                         # largest length that can be drawn, tokens
         *,
-        arguments: tuple[int, int] = (2, 5),  # as in `draw`
+        arguments: tuple[int, int] = (2, 5),  # as in `draw_expression`
         **rules,                              # of `length_table`: max_depth, deepest, ...
     ):
         self.fewest, self.table = arguments[0], length_table(longest, arguments=arguments, **rules)
 
     def draw_length(
         self,
-        random: Random,    # source of chance
+        random: Random,    # random number generator
         low: int,          # shortest length allowed, tokens
         high: int,         # longest length allowed, tokens
     ) -> tuple[str, ...]:  # w, an expression of low to high tokens
-        "An expression of a length between bounds, as likely as the generator makes it among those."
+        "Sample from the distribution of the generator given bounds on the length."
         low, longest = max(low, 0), self.table.shape[2] - 1
         lengths = self.table[0, 1, low:high + 1]
         if high > longest or not lengths.sum() > 0:
@@ -349,7 +349,7 @@ class LengthSampler:
 
     def draw(
         self,
-        random: Random,    # source of chance
+        random: Random,    # random number generator
         length: int,       # n, tokens
     ) -> tuple[str, ...]:  # w, an expression, (n,)
         "An expression of exactly this length."
@@ -364,7 +364,7 @@ def split_bounds(
     depth: tuple[int, int] | None,      # as in `make_split`
     arguments: tuple[int, int] | None,  # as in `make_split`
 ) -> Size:                              # three pairs (low, high)
-    "Fill in the bounds of a split, raise its least length to one that can do, or refuse them."
+    "Fill in the bounds of a split and raise its least length to a possible one; check them."
     bounds = Size(length or (1, 1000), depth or (0, 19), arguments or (0, 5))
     for name, bound in zip(Size._fields, bounds):
         if not isinstance(bound, (tuple, list)) or len(bound) != 2 or not 0 <= bound[0] <= bound[1]:
@@ -409,7 +409,7 @@ def make_split(
 def bracketed(
     tokens: Sequence[str],  # w, one expression, (n,)
 ) -> str:                   # the expression with a pair of parentheses around every parent
-    "Write an expression as the official files do (Nangia & Bowman 2018)."
+    "Format an expression like the official files (Nangia & Bowman 2018)."
     counts, words, level = {}, [], 0
 
     def count_arguments(start, worths, end):
@@ -431,13 +431,13 @@ def bracketed(
 
 # %% ../../nbs/listops.ipynb #579c986c
 class MissingFileError(ListOpsError, FileNotFoundError):
-    "A ListOps file that is not there."
+    "A ListOps file that does not exist."
 
 
 def parse_line(
     line: bytes,  # one line of a file
 ) -> Example:
-    "Read one line: label, tab, expression; refuse it if anything about it is wrong."
+    "Parse one line: label, tab, expression; raise ListOpsError if anything in it is wrong."
     try:
         fields = line.decode("utf-8").rstrip("\r\n").split("\t")
     except UnicodeDecodeError as problem:
@@ -460,7 +460,7 @@ def parse_line(
 def read_listops(
     path: str | Path,  # a file of the official format, plain or .xz
 ) -> list[Example]:    # one example a line
-    "Read a ListOps file and check every line of it."
+    "Read a ListOps file and validate every line."
     path, examples = Path(path), []
     try:
         with open(path, "rb") as file:
@@ -485,10 +485,10 @@ def read_listops(
 
 # %% ../../nbs/listops.ipynb #e37f49bd
 def write_whole(
-    path: Path,      # where to
-    payload: bytes,  # what
+    path: Path,      # target file
+    payload: bytes,  # contents
 ) -> Path:           # the file written
-    "Write a file beside its target, then give it the target's name in one step."
+    "Write a file atomically: write a temporary file, then rename it to the target."
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -503,10 +503,10 @@ def write_whole(
 
 
 def write_listops(
-    path: str | Path,             # where to; compressed if the name ends in .xz
+    path: str | Path,             # target file; compressed if the name ends in .xz
     examples: Iterable[Example],  # at least one
 ) -> Path:                        # the file written
-    "Write examples in the official format; the file appears whole or not at all."
+    "Write examples in the official format, atomically."
     path, lines = Path(path), []
     for label, tokens in examples:
         if evaluate(tokens) != label:
@@ -520,12 +520,12 @@ def write_listops(
 
 # %% ../../nbs/listops.ipynb #bfc2e53f
 def data_folder() -> Path:  # need not exist
-    "Where data sets live: $RVNNBOOK_DATA, or `data` in the current folder."
+    "Folder of the data sets: $RVNNBOOK_DATA, or `data` in the current folder."
     return Path(os.environ.get("RVNNBOOK_DATA") or "data")
 
 
 def official_path() -> Path:  # need not exist
-    "Where the official test is installed."
+    "Path of the installed official test."
     return data_folder() / "listops" / "test_d20s.tsv.xz"
 
 
@@ -539,8 +539,8 @@ def official_test() -> list[Example] | None:  # 10 000 examples, or None if it i
 
 def install_official_test(
     path: str | Path,  # the official test_d20s.tsv, plain or .xz
-) -> Path:             # where it was installed
-    "Check that a file is the official test and put it into the data folder."
+) -> Path:             # the installed file
+    "Check that a file is the official test and copy it to the data folder."
     examples = read_listops(path)
     if len(examples) != len(official_fingerprints()):
         raise ListOpsError(f"{path}: not the official test, which has 10000 lines; "
@@ -556,7 +556,7 @@ def install_official_test(
 # %% ../../nbs/listops.ipynb #f059fcbe
 class ListOpsBatch(NamedTuple):
     "Several expressions as tensors."
-    ids: "torch.Tensor"     # token numbers, 0 on padding, (B, N) int64
+    ids: "torch.Tensor"     # token ids, 0 on padding, (B, N) int64
     mask: "torch.Tensor"    # True = token, (B, N) bool
     trees: "torch.Tensor"   # composition steps, 0 on last tokens and padding, (B, N) int64
     labels: "torch.Tensor"  # values, (B,) int64 in 0 to 9
