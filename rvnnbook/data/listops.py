@@ -253,7 +253,7 @@ def length_table(
     operator_probability: float = .25,    # p, as in `draw_expression`
     arguments: tuple[int, int] = (2, 5),  # as in `draw_expression`
     deepest: int | None = None,           # count only expressions of at most this depth
-) -> np.ndarray:                          # [i, k, n], probability of n tokens in k arguments, level i + 1
+) -> np.ndarray:                          # [i, k, n], P*k(n) of k arguments on level i + 1
     "Probability of every length on every level, by dynamic programming."
     fewest, most = arguments
     if (longest < 1 or max_depth < 1 or not 0 <= operator_probability <= 1

@@ -17,11 +17,11 @@ from ..core import check_batch
 
 # %% ../../nbs/s4d.ipynb #abcd10c8
 def bilinear(
-    rates: Tensor,             # a_n, how states change, (..., N/2) complex, real part < 0
-    enter: Tensor,             # b_n, how the signal enters, (..., N/2) complex
-    step: Tensor,              # Delta, time between tokens, > 0, to (..., N/2)
-) -> tuple[Tensor, Tensor]:    # of a step: by what a state is multiplied, and what x adds
-    "From continuous time to steps by the trapezoid rule (rir App. K)."
+    rates: Tensor,             # a_n, (..., N/2) complex, real part < 0
+    enter: Tensor,             # b_n, weight of the input, (..., N/2) complex
+    step: Tensor,              # Delta, time between tokens, > 0, broadcastable to (..., N/2)
+) -> tuple[Tensor, Tensor]:    # ratio of h_t to h_(t-1), and factor of x_t
+    "Discretize a diagonal state space by the trapezoid rule (rir App. K)."
     half = step * rates / 2
     return (1 + half) / (1 - half), step * enter / (1 - half)
 
@@ -29,14 +29,14 @@ def bilinear(
 def inverse_frequencies(
     size: int,             # N, numbers in the state of a channel, even
 ) -> Tensor:               # omega_n, angle per unit of time, (N/2,), falling
-    "Frequencies of the S4D-Inv initialisation (Gu et al. 2022, section 4; rir App. K)."
+    "Frequencies of the S4D-Inv initialization (Gu et al. 2022, section 4; rir App. K)."
     return size / math.pi * (size / (2 * torch.arange(size // 2) + 1) - 1)
 
 # %% ../../nbs/s4d.ipynb #be8ef496
 def state_space_literal(
     x: Tensor,             # signal, (B, T, D)
-    weights: Tensor,       # w_n, how states are read, (D, N/2), complex
-    ratios: Tensor,        # z_n, by what states are multiplied, (D, N/2), complex
+    weights: Tensor,       # w_n, output weights, (D, N/2), complex
+    ratios: Tensor,        # z_n, factor of the state in a step, (D, N/2), complex
 ) -> Tensor:               # y, (B, T, D)
     "Run the states of every channel token by token (rir Eq. 13)."
     state, seen = torch.zeros_like(weights), []
@@ -49,15 +49,15 @@ def state_space_literal(
 def transform_length(
     length: int,           # T, >= 1
 ) -> int:                  # from 2 T to 2.5 T, without prime factors above 7
-    "A length for transforms in which a convolution has room."
+    "Transform length for a convolution without wrap-around."
     unit = 1 << max(0, (2 * length - 1).bit_length() - 3)
     return -(-2 * length // unit) * unit
 
 # %% ../../nbs/s4d.ipynb #10482bcf
 def convolve(
     x: Tensor,                      # signal, zero on padding, (B, T, D)
-    past: Tensor | None = None,     # K_l, weight of what stood l places before, (D, T)
-    future: Tensor | None = None,   # K'_l, weight of what stands l places later, (D, T)
+    past: Tensor | None = None,     # K_l, weight of the token l positions before, (D, T)
+    future: Tensor | None = None,   # K'_l, weight of the token l positions later, (D, T)
 ) -> Tensor:                        # sum of both, (B, T, D)
     "Convolutions over the past, over the future, or over both, in O(T log T) (rir Eq. 13-14)."
     if past is None and future is None:
@@ -84,7 +84,7 @@ def powers(
     ratios: Tensor,        # z_n, (..., N/2), real or complex
     count: int,            # how many, >= 1
 ) -> Tensor:               # z_n^0, ..., z_n^(count-1), (..., count, N/2)
-    "Powers by doubling what is there."
+    "Powers by repeated doubling."
     found, factor = torch.ones_like(ratios)[..., None, :], ratios[..., None, :]
     while found.shape[-2] < count:
         found, factor = torch.cat([found, found * factor], -2), factor * factor
@@ -94,7 +94,7 @@ def powers(
 def as_real(
     numbers: Tensor,       # (..., N), real or complex
 ) -> Tensor:               # real and imaginary parts in turn, (..., 2 N); real ones as they are
-    "Complex vectors as real ones of twice the length."
+    "View complex vectors as real vectors of twice the length."
     return torch.view_as_real(numbers).flatten(-2) if numbers.is_complex() else numbers
 
 def evaluate_polynomials(
@@ -112,12 +112,12 @@ def evaluate_polynomials(
 
 # %% ../../nbs/s4d.ipynb #60174889
 class PowerSums(torch.autograd.Function):
-    "Kernels from tables of sqrt(T) powers, and the way back by polynomials (Gu et al. 2022)."
+    "Kernels from tables of sqrt(T) powers; backward by polynomials (Gu et al. 2022)."
     @staticmethod
     def forward(
         ctx,
         weights: Tensor,   # w_n, (..., D, N/2), real or complex
-        ratios: Tensor,    # z_n, alike in shape and type
+        ratios: Tensor,    # z_n, same shape and dtype
         length: int,       # T, >= 1
     ) -> Tensor:           # K_0, ..., K_(T-1), (..., D, T), real
         width = math.isqrt(length - 1) + 1                         # R, sqrt(T) rounded up
@@ -152,12 +152,12 @@ def power_sums(
 
 # %% ../../nbs/s4d.ipynb #2028eadd
 class S4DKernel(nn.Module):
-    "Kernels of diagonal state spaces, begun as S4D-Inv (Gu et al. 2022; rir App. K)."
+    "Kernels of diagonal state spaces, initialized as S4D-Inv (Gu et al. 2022; rir App. K)."
     def __init__(
         self,
-        channels: int,           # D, how many kernels in each direction
+        channels: int,           # D, number of kernels in each direction
         state_size: int = 64,    # N, real numbers in the state of a channel, even
-        directions: int = 1,     # how many sets of c_n share the rates
+        directions: int = 1,     # number of sets of c_n that share the rates
     ):
         super().__init__()
         if state_size < 2 or state_size % 2:
@@ -183,14 +183,14 @@ class S4DKernel(nn.Module):
 NORMS = ("none", "pre", "post")
 
 class S4DLayer(nn.Module):
-    "Tell every token what stands around it, in both directions (rir Eq. 13-16)."
+    "Add left and right context to every token by bidirectional S4D (rir Eq. 13-16)."
     def __init__(
         self,
         dim: int,                        # D, width of a token vector
         state_size: int = 64,            # N, real numbers in the state of a channel, even
-        norm: str = "none",              # layer norm: "none", "pre" (of what is read) or "post"
-        dropout: float = 0.0,            # dropout of what was heard, in [0, 1)
-        freeze_backward: bool = False,   # no gradient through the reading from right to left
+        norm: str = "none",              # layer norm: "none", "pre" (on the input) or "post"
+        dropout: float = 0.0,            # dropout before the gated linear unit, in [0, 1)
+        freeze_backward: bool = False,   # no gradient through the right-to-left direction
     ):
         super().__init__()
         if norm not in NORMS:
@@ -205,7 +205,7 @@ class S4DLayer(nn.Module):
         self,
         x: Tensor,                       # token vectors, (B, N, D)
         mask: Tensor,                    # (B, N) bool, True = token, tokens first
-    ) -> Tensor:                         # token vectors that have heard, zero on padding, (B, N, D)
+    ) -> Tensor:                         # token vectors in context, zero on padding, (B, N, D)
         x, there = check_batch(x, mask, self.dim), mask[..., None]
         read = torch.where(there, self.norm(x), 0) if self.place == "pre" else x
         past, future = self.kernel(x.shape[1])[0].chunk(2)
