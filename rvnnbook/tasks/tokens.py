@@ -21,7 +21,7 @@ def ancestors(
     trees: Tensor,         # composition steps, (B, N)
     mask: Tensor,          # (B, N) bool, True = token
 ) -> Tensor:               # parents above each token, innermost first, then -1, (B, N, A)
-    "Which parents stand above every token, each named by the position it sends (rir App. H)."
+    "Parents above every token, each identified by the position it sends (rir App. H)."
     rows = []
     targets, lengths = merge_targets(trees, mask).tolist(), mask.sum(1).tolist()
     for steps, target, length in zip(trees.tolist(), targets, lengths):
@@ -81,7 +81,7 @@ def attend_up(
     above: Tensor,         # parents above each token, then -1, (B, N, A)
     slope: Tensor,         # lambda, one a head, (H,)
 ) -> tuple[Tensor, Tensor]:    # y (B, N, H, W), shares (B, N, H, A)
-    "Every token asks the parents above it (rir App. H)."
+    "Attention of every token to the parents above it (rir App. H)."
     batch, length, _, width = queries.shape
     rows = torch.arange(batch, device=above.device)[:, None, None] * length
     places = (rows + above.clamp(min=0)).flatten()
@@ -96,7 +96,7 @@ def attend_up(
 
 # %% ../../nbs/beyond.ipynb #525a9b9f
 class AncestorAttention(nn.Module):
-    "Parent attention: tokens ask the parents above them, in several heads (rir App. H)."
+    "Multi-head parent attention: tokens attend to the parents above them (rir App. H)."
     def __init__(
         self,
         dim: int,              # D, width of tokens and parents
@@ -112,8 +112,8 @@ class AncestorAttention(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,        # what stands at the leaves, (B, N, D)
-        nodes: Tensor,         # what stands at the parents, (B, N, D)
+        tokens: Tensor,        # leaf states, (B, N, D)
+        nodes: Tensor,         # states of the parents, (B, N, D)
         above: Tensor,         # parents above each token, then -1, (B, N, A)
     ) -> tuple[Tensor, Tensor]:    # tokens in their context (B, N, D), shares (B, N, H, A)
         queries = self.query(tokens).unflatten(-1, (self.heads, -1))
@@ -125,7 +125,7 @@ class AncestorAttention(nn.Module):
 WITH_TREES = (RvNN, GreedyTree, BeamTree, EfficientBeam)
 
 class TopDown(nn.Module):
-    "An encoder upwards, and parent attention back down its tree (rir App. H)."
+    "A bottom-up encoder followed by parent attention along its tree (rir App. H)."
     def __init__(
         self,
         encoder: nn.Module,        # one that composes along a tree: RvNN, BalancedTree, BeamTree...
@@ -158,7 +158,7 @@ class TopDown(nn.Module):
 
 # %% ../../nbs/beyond.ipynb #784021b4
 class TokenClassifier(nn.Module):
-    "Embedding, encoder with states and head: scores for every token (rir App. H)."
+    "Embedding, encoder with token states and head: logits for every token (rir App. H)."
     def __init__(
         self,
         encoder: nn.Module,        # any encoder that gives states, with its width in encoder.dim
@@ -184,8 +184,8 @@ class TokenClassifier(nn.Module):
 
 def token_cross_entropy(
     scores: Tensor,            # (B, N, classes)
-    labels: Tensor,            # true labels, anything where `told` is False, (B, N) int64
-    told: Tensor,              # which tokens have a label, (B, N) bool
+    labels: Tensor,            # true labels, ignored where `told` is False, (B, N) int64
+    told: Tensor,              # True for tokens that have a label, (B, N) bool
 ) -> Tensor:                   # scalar, nats a token
     "Mean cross-entropy over the tokens that have a label."
     return F.cross_entropy(scores[told], labels[told])
@@ -193,10 +193,10 @@ def token_cross_entropy(
 # %% ../../nbs/beyond.ipynb #e868aa8e
 def extend_tree(
     kept: tuple,           # complete blocks so far: (size, block, fold of all up to it) each
-    leaf,                  # what stands at the new token
+    leaf,                  # leaf state of the new token
     cell,                  # f, called as cell(left, right)
 ) -> tuple:                # the same after the token; the last fold encodes the whole prefix
-    "Add a token to a growing tree, as 1 is added to a binary number."
+    "Add a token to a growing tree, like 1 to a binary number."
     size, block = 1, leaf
     while kept and kept[-1][0] == size:                         # a carry
         size, block, kept = 2 * size, cell(kept[-1][1], block), kept[:-1]
@@ -207,7 +207,7 @@ def extend_tree(
 def prefix_tree(
     length: int,           # t, tokens, >= 1
 ):                         # nested pairs of positions
-    "The tree over the first tokens of a text, whatever follows."
+    "The tree over the first `length` tokens of a text."
     def complete(start, size):
         half = size // 2
         return (complete(start, half), complete(start + half, half)) if half else start
@@ -220,7 +220,7 @@ def compose_prefixes(
     leaves: Tensor,        # leaf states, (B, N, S)
     cell,                  # f, called as cell(left, right) on (B, M, S)
 ) -> Tensor:               # F, encodings of the first 1, 2, ..., N tokens, (B, N, S)
-    "Encode all prefixes: up through the complete blocks, and down again."
+    "Encode all prefixes by an upward pass over complete blocks and a downward pass."
     levels = [leaves]
     while levels[-1].shape[1] > 1:
         pairs = levels[-1].shape[1] // 2
@@ -243,7 +243,7 @@ class GrowingTree(RvNN):
         x: Tensor,                                   # token vectors, (B, N, D)
         mask: Tensor,                                # (B, N) bool, True = token, tokens first
         *,
-        trees: Tensor | None = None,                 # not used: lengths say what the trees are
+        trees: Tensor | None = None,                 # not used: lengths determine the trees
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the trees in the result
     ) -> EncoderOutput:                              # root (B, D); states: of prefixes, (B, N, D)
@@ -261,9 +261,9 @@ class GrowingTree(RvNN):
     def step(
         self,
         x: Tensor,                                   # vectors of the next token, (B, D)
-        kept: tuple = (),                            # what was kept; nothing at the beginning
-    ) -> tuple[Tensor, tuple]:                       # encoding of the prefix (B, D); what to keep
-        "Read one more token."
+        kept: tuple = (),                            # kept blocks; empty at the beginning
+    ) -> tuple[Tensor, tuple]:                       # encoding of the prefix (B, D); kept blocks
+        "Process one more token."
         kept = extend_tree(kept, self.leaf_norm(self.leaf(x)), self.cell)
         return kept[-1][2][:, :self.dim], kept
 
@@ -273,9 +273,9 @@ def draw_tokens(
     model: TokenClassifier,                      # over a GrowingTree, one class for each token
     start: Tensor,                               # first tokens, (B,) int64
     count: int,                                  # tokens to draw, >= 0
-    generator: torch.Generator | None = None,    # source of chance
+    generator: torch.Generator | None = None,    # random number generator
 ) -> Tensor:                                     # (B, 1 + count) int64
-    "Draw the next token, read it, and so on (rir App. H)."
+    "Sample tokens one after the other from a language model (rir App. H)."
     kept, drawn = (), [start]
     for _ in range(count):
         state, kept = model.encoder.step(model.embedding(drawn[-1]), kept)
