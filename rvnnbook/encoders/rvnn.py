@@ -16,10 +16,10 @@ from ..layers.cells import make_cell
 # %% ../../nbs/implementations/rvnn.ipynb #b328a993
 def compose_tree(
     tree,                  # nested pairs of positions
-    leaves,                # one state per position: a list, so that indexing it is free
+    leaves,                # one state per position: a list, so that indexing is cheap
     cell,                  # f, called as cell(left, right)
 ):                         # the state of the root
-    "Fold a sentence along a tree, as the definition says (crvnn Eq. 1-2)."
+    "Fold a sentence along a tree by recursion, the literal definition (crvnn Eq. 1-2)."
     if not isinstance(tree, tuple):
         return leaves[tree]
     return cell(compose_tree(tree[0], leaves, cell), compose_tree(tree[1], leaves, cell))
@@ -45,8 +45,8 @@ def compose_by_round(
 def route_nodes(
     trees: Tensor,                     # composition steps, (B, N)
     mask: Tensor,                      # (B, N) bool, True = token
-) -> dict[int, tuple[Tensor, Tensor]]: # round -> using round and row of the nodes it makes
-    "Where every node will be used; round 0 makes the leaves and uses the roots."
+) -> dict[int, tuple[Tensor, Tensor]]: # round -> using round and row of the nodes it creates
+    "Round and row in which every node is used; round 0 creates the leaves and uses the roots."
     targets = merge_targets(trees, mask).tolist()
     lengths = mask.sum(1).tolist()
     cards = {round_: [] for round_ in [0, *trees[trees > 0].unique().tolist()]}
@@ -75,7 +75,7 @@ def compose_by_height(
     mask: Tensor,          # (B, N) bool, True = token
     cell,                  # f, called as cell(left, right) on (M, S)
 ) -> Tensor:               # root states, (B, S)
-    "Fold a batch along its trees; every state is sent straight to the round that uses it."
+    "Fold a batch along its trees; every state is routed directly to the round that uses it."
     inbox = defaultdict(list)
     for step, (to, row) in route_nodes(trees, mask).items():
         nodes = leaves[mask] if step == 0 else cell(*_in_rows(inbox.pop(step)).chunk(2))
@@ -88,7 +88,7 @@ def compose_by_height(
     return _in_rows(inbox.pop(0))
 
 def _in_rows(letters):
-    "Put what arrived for a round into the order of its rows."
+    "Sort the inputs of a round by row."
     nodes, rows = zip(*letters)
     return torch.cat(nodes)[torch.cat(rows).argsort()]
 
@@ -130,10 +130,10 @@ class RvNN(Encoder):
 
 # %% ../../nbs/implementations/rvnn.ipynb #daf1a399
 def nearest_left(
-    values: Tensor,        # v, what to look up, (B, N, D)
+    values: Tensor,        # v, values to look up, (B, N, D)
     exists: Tensor,        # e, 0 or 1, (B, N)
 ) -> Tensor:               # v at the nearest existing position to the left, else 0, (B, N, D)
-    "Look up the nearest existing left neighbour, for binary existence (crvnn Definition 3)."
+    "Look up the nearest existing left neighbor, for binary existence (crvnn Definition 3)."
     places = torch.arange(exists.shape[1], device=exists.device)
     seen = torch.where(exists > 0, places, -1).cummax(1).values
     index = nn.functional.pad(seen[:, :-1], (1, 0), value=-1)[..., None]
@@ -147,7 +147,7 @@ def recursive_update(
     composes: Tensor,      # c, composition probabilities, 0 or 1, (B, N)
     cell,                  # f, called as cell(left, right) on (B, N, S)
 ) -> tuple[Tensor, Tensor]:   # new states (B, N, S), new existence (B, N)
-    "One round in which nothing is removed (crvnn Eq. 3-4)."
+    "One round of composition that keeps all positions (crvnn Eq. 3-4)."
     receives = nearest_left(composes[..., None], exists)
     parents = cell(nearest_left(states, exists), states)
     return receives * parents + (1 - receives) * states, exists * (1 - composes)
