@@ -16,7 +16,7 @@ def read_layer(
     x: Tensor,                # (B, N, D), finite on padding
     mask: Tensor,             # (B, N) bool, True = token, tokens first
 ) -> Tensor:                  # their states side by side, zero on padding, (B, N, D)
-    "Read a batch in one direction or in both."
+    "States of one LSTM layer in one direction or in both."
     tokens = x
     if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):    # few CPUs have the kernel
         tokens = x.to(torch.get_autocast_dtype("cpu")).to(readers[0].weight_ih_l0.dtype)
@@ -31,14 +31,14 @@ def read_to_the_end(
     mask: Tensor,             # (B, N) bool, True = token, tokens first
     directions: int,          # 1, or 2 if the second half of D was read from right to left
 ) -> Tensor:                  # (B, D)
-    "What each direction knows when it has read the whole sentence."
+    "The final state of each direction."
     rows, width = torch.arange(len(states), device=states.device), states.shape[2] // directions
     last = states[rows, mask.sum(1) - 1, :width]
     return torch.cat([last, states[:, 0, width:]], -1)
 
 # %% ../../nbs/implementations/recurrent.ipynb #a97603ae
 def _reader(dim, width, forget_bias):
-    "One layer in one direction, its forget gates open at the start."
+    "One layer in one direction, with forget gates open at initialization."
     reader = nn.LSTM(dim, width, batch_first=True)
     with torch.no_grad():
         reader.bias_ih_l0[width:2 * width] = forget_bias
@@ -47,14 +47,14 @@ def _reader(dim, width, forget_bias):
 
 # %% ../../nbs/implementations/recurrent.ipynb #b85380a8
 class LSTM(Encoder):
-    "Read the tokens in order, in one direction or in both (Hochreiter & Schmidhuber 1997)."
+    "LSTM encoder in one direction or in both (Hochreiter & Schmidhuber 1997)."
     def __init__(
         self,
         dim: int,                      # D, width of token vectors and of the root
-        layers: int = 1,               # how many LSTMs stand one on the other, >= 1
+        layers: int = 1,               # number of stacked LSTM layers, >= 1
         directions: int = 1,           # 1: left to right; 2: both, each of width D / 2
         dropout: float = 0.0,          # dropout between layers, in [0, 1)
-        forget_bias: float = 1.0,      # bias of the forget gates at the start
+        forget_bias: float = 1.0,      # bias of the forget gates at initialization
     ):
         super().__init__()
         if layers < 1 or directions not in (1, 2):
