@@ -28,9 +28,9 @@ def neighbor_window(
     values: Tensor,        # v, (B, N, D)
     left: Tensor,          # weights of left neighbours, (B, N, N)
     right: Tensor,         # weights of right neighbours, (B, N, N)
-    window: int,           # tau, how often to walk to each side
+    window: int,           # tau, neighbors on each side
 ) -> list[Tensor]:         # left(left(v)), left(v), v, right(v), ...: 2 tau + 1 tensors (B, N, D)
-    "What each position sees of its neighbours and itself, from left to right (crvnn Eq. 11)."
+    "States of each position and of its neighbors, from left to right (crvnn Eq. 11)."
     seen = [values]
     for _ in range(window):
         seen = [retrieve(left, seen[0]), *seen, retrieve(right, seen[-1])]
@@ -38,10 +38,10 @@ def neighbor_window(
 
 # %% ../../nbs/implementations/crvnn.ipynb #a848a8f9
 def retrieve_scalar(
-    side,                  # weights of neighbours on one side, (B, N, N), or a walk
+    side,                  # weights of neighbors on one side, (B, N, N), or a retriever
     amounts: Tensor,       # one number a position, (B, N)
 ) -> Tensor:               # its expected value at the neighbour, (B, N)
-    "What each position finds of one number; a walk adds up in double precision."
+    "Expected neighbor value of one number a position; a retriever sums in double precision."
     numbers = amounts if isinstance(side, Tensor) else amounts.double()
     return retrieve(side, numbers[..., None]).squeeze(-1).to(amounts.dtype)
 
@@ -52,7 +52,7 @@ def plain_sigmoid(
     left: Tensor,          # not used
     right: Tensor,         # not used
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
-    "No competition: every position decides for itself (crvnn Eq. 12)."
+    "No competition: positions decide independently (crvnn Eq. 12)."
     return torch.where(allowed, scores.sigmoid(), 0)
 
 # %% ../../nbs/implementations/crvnn.ipynb #7570486d
@@ -62,7 +62,7 @@ def modulated_sigmoid(
     left: Tensor,          # weights of left neighbours, (B, N, N)
     right: Tensor,         # weights of right neighbours, (B, N, N)
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
-    "A softmax of each score against its two neighbours' and zero (crvnn Eq. 13)."
+    "A softmax over each score, those of both neighbors, and zero (crvnn Eq. 13)."
     rivals = [retrieve_scalar(side, scores) for side in (left, right)]
     logits = torch.stack([scores, *rivals, torch.zeros_like(scores)], -1)
     return torch.where(allowed, logits.softmax(-1)[..., 0], 0)
@@ -74,7 +74,7 @@ def modulated_sigmoid_exp(
     left: Tensor,          # weights of left neighbours, (B, N, N)
     right: Tensor,         # weights of right neighbours, (B, N, N)
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
-    "The same with the neighbours' expected exponentials, as in published code."
+    "Competition with the neighbors' expected exponentials, as in published code."
     if not isinstance(left, Tensor):
         return modulated_sigmoid_exp_linear(scores, allowed, left, right)
     weights, scores = left + right, scores.masked_fill(~allowed, -torch.inf)
@@ -89,10 +89,10 @@ def modulated_sigmoid_exp(
 def modulated_sigmoid_exp_linear(
     scores: Tensor,        # u, (B, N)
     allowed: Tensor,       # positions that may compose, (B, N) bool
-    left,                  # a walk to the left, from neighbors_linear
-    right,                 # a walk to the right
+    left,                  # a retriever for left neighbors, from neighbors_linear
+    right,                 # a retriever for right neighbors
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
-    "The same for walks, in double precision."
+    "Competition with expected exponentials for retrievers, in double precision."
     logs = scores.double().masked_fill(~allowed, -torch.inf)
     least = logs.detach().clamp(min=0)
     (one, low), (other, high) = (retrieve_exp(side, logs, least) for side in (left, right))
@@ -118,7 +118,7 @@ def gather_rows(
     values: Tensor,        # (B, N, D)
     where: Tensor | slice,      # positions, flat, (M,) in [0, B N), or from one to another
 ) -> Tensor:               # the values there, (M, D)
-    "Rows of a batch at some positions only."
+    "Rows of a batch at the given positions."
     rows = values.flatten(0, 1)
     return rows[where] if isinstance(where, slice) else rows.index_select(0, where)
 
@@ -127,7 +127,7 @@ def scatter_rows(
     rows: Tensor,          # (M, D)
     where: Tensor | slice,      # positions, flat, (M,), all different, or from one to another
 ) -> Tensor:               # the values with those rows in their places, (B, N, D)
-    "Put rows back where they were picked."
+    "Write rows back to the positions that they were taken from."
     old = values.flatten(0, 1)
     new = (torch.cat([old[:where.start], rows, old[where.stop:]]) if isinstance(where, slice)
            else old.index_copy(0, where, rows))
@@ -136,7 +136,7 @@ def scatter_rows(
 def runs_of(
     allowed: Tensor,       # positions that may compose, (B, N) bool; in a row side by side
 ) -> tuple:                # where they are and where their right neighbours are, for `pick`
-    "Those who may send and those who may receive."
+    "Positions that may compose and the positions that they may be merged into."
     if len(allowed) > 1:
         senders = allowed.flatten().nonzero().squeeze(1)
         return senders, senders + 1
@@ -145,7 +145,7 @@ def runs_of(
 
 # %% ../../nbs/implementations/crvnn.ipynb #2b8e975e
 class PositionScorer(nn.Module):
-    "How much each position wants to go: a window of neighbours and a memory (crvnn Eq. 10, 16)."
+    "Composition scores from a window of neighbors and transition features (crvnn Eq. 10, 16)."
     def __init__(
         self,
         dim: int,                         # D, width of a state
@@ -174,7 +174,7 @@ class PositionScorer(nn.Module):
         arrived: Tensor,       # left(c) of the round before, (B, N, 1)
         wanted: Tensor | slice,    # positions to score, as `pick` takes them, M of them
     ) -> tuple[Tensor, Tensor]:    # u, 0 where not wanted, (B, N); left(r), (B, N, D)
-        "How much each position wants to be sent to its right neighbour."
+        "Score of each position for being merged into its right neighbor."
         seen = neighbor_window(states, left, right, self.window)
         sight = [values[..., :self.width] for values in seen]
         if self.transition:
@@ -187,7 +187,7 @@ class PositionScorer(nn.Module):
 
 # %% ../../nbs/implementations/crvnn.ipynb #525bcace
 class DecisionFunction(PositionScorer):
-    "Which positions compose in a round (crvnn sections 3.3.2 and 3.4)."
+    "Composition probabilities of a round (crvnn sections 3.3.2 and 3.4)."
     def __init__(
         self,
         dim: int,                         # D, width of a state
@@ -212,7 +212,7 @@ class DecisionFunction(PositionScorer):
         arrived: Tensor,       # left(c) of the round before, (B, N, 1)
         senders: Tensor | slice,   # the positions that may compose, as `pick` takes them
     ) -> tuple[Tensor, Tensor, Tensor]:    # c (B, N); left(c) (B, N, 1); left(r) (B, N, D)
-        "One decision, in full precision also where the rest is computed in half."
+        "Composition probabilities of one round, in full precision also under autocast."
         with torch.autocast(states.device.type, enabled=False):
             left, right = neighbor_retrievers(exists, self.retriever, self.form)
             scores, near = self.scores(states, left, right, arrived, senders)
@@ -228,7 +228,7 @@ def soft_round(
     decide,                # as DecisionFunction.decide
     cell,                  # f, called as cell(left, right) on (M, S)
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:    # new r, e; left(c) and c of this round
-    "One round: decide, compose, exist a little less (crvnn section 3.3)."
+    "One round: decide, compose, reduce existence (crvnn section 3.3)."
     senders, receivers = runs_of(allowed)      # all tokens but the last, and all but the first
     composes, arrived, near = decide(states, exists, allowed, arrived, senders)
     before = gather_rows(states, receivers)
@@ -248,7 +248,7 @@ def continuous_recursion(
     recompute: bool = False,    # compute rounds again in the backward pass, remember none
     compaction: float = 0.0,    # take positions out that exist no more than this; 0: none
 ) -> tuple[tuple, list]:   # (states, exists, rounds) of all; (rows, e, c, places) of every round
-    "Rounds until one is left or the budget is used up (crvnn section 3.3, Algorithms 1-2)."
+    "Repeat rounds until sentences halt or use up their budget (crvnn section 3.3, Alg. 1-2)."
     a_round = partial(checkpoint, soft_round, use_reentrant=False) if recompute else soft_round
     width, rows = exists.shape[1], torch.arange(len(states), device=states.device)
     places = torch.arange(width, device=states.device).expand(exists.shape)
@@ -281,7 +281,7 @@ def halt_penalty(
     exists: Tensor,        # e when the recursion ended, (B, N), 0 on padding
     mask: Tensor,          # (B, N) bool, True = token
 ) -> Tensor:               # A(e), nats, (B,)
-    "How far a sentence is from being one: -log of the last token's share (crvnn Eq. 17-18)."
+    "Negative log of the last token's share of existence (crvnn Eq. 17-18)."
     last = exists.gather(1, mask.sum(1, keepdim=True) - 1).squeeze(1)
     return exists.sum(1).log() - last.log()
 
@@ -290,7 +290,7 @@ def extract_trees(
     composes: Tensor,      # c of every round, (T, B, N)
     mask: Tensor,          # (B, N) bool, True = token
 ) -> Tensor:               # composition steps, (B, N)
-    "Trees that soft decisions amount to: a position goes when its sum reaches 0.5 (crvnn App. B)."
+    "Trees from soft decisions: a position is merged when its sum reaches 0.5 (crvnn App. B)."
     rounds = (composes.detach().double().cumsum(0) < 0.5).sum(0).tolist()
     trees = torch.zeros(mask.shape, dtype=torch.int64)
     for row, length in enumerate(mask.sum(1).tolist()):
@@ -305,7 +305,7 @@ def extract_trees(
 
 # %% ../../nbs/implementations/crvnn.ipynb #7649b135
 class FixedTreeParts(DecisionFunction):
-    "What continuous recursion composes, and by what: leaves, START and END, a cell, norms."
+    "Leaves, START and END, cell and norms of CRvNN."
     def __init__(
         self,
         dim: int,                         # D, width of token vectors and of the root
@@ -349,7 +349,7 @@ class FixedTreeParts(DecisionFunction):
 SHAPES = {"latent": None, "left_to_right": "left", "balanced": "balanced"}
 
 class CRvNN(FixedTreeParts, Encoder):
-    "Continuous recursive network: all positions compose a little in every round (crvnn section 3)."
+    "Continuous recursive neural network: soft composition in every round (crvnn section 3)."
     def __init__(
         self,
         dim: int,                         # D, width of token vectors and of the root
@@ -389,7 +389,7 @@ class CRvNN(FixedTreeParts, Encoder):
 def refuse_compacted_training(
     encoder,               # a CRvNN
 ):
-    "Positions that are dropped have no gradient: refuse that in training unless asked for."
+    "Refuse compaction in training, where dropped positions have no gradient."
     if (encoder.compaction and encoder.training and torch.is_grad_enabled()
             and not encoder.train_compacted):
         raise ValueError(f"compaction={encoder.compaction} is for inference: it takes away the "
@@ -399,10 +399,10 @@ def encode_soft_tree(
     encoder,               # a CRvNN
     x: Tensor,             # token vectors, (B, N, D)
     mask: Tensor,          # (B, N) bool, True = token
-    trace: bool = False,   # keep what a drawing needs
+    trace: bool = False,   # return existence, composition and trees of all rounds
     budget: Tensor | None = None,  # most rounds of every sentence, (B,); n - 1 if not given
 ) -> EncoderOutput:        # root (B, D), states (B, N, D), loss
-    "The whole of CRvNN, with a number of rounds to choose."
+    "Encode a batch with CRvNN, with an optional number of rounds."
     x = check_batch(x, mask, encoder.dim)
     x = reverse_tokens(x, mask) if encoder.turned else x
     if encoder.structure != "latent":
@@ -433,7 +433,7 @@ def build_trace(
     penalty: Tensor,       # halt penalty of every sentence, (B,)
     mask: Tensor,          # (B, N) bool, True = token
 ) -> dict:                 # existence (T+1, B, N), composition (T, B, N), trees, rounds, penalty
-    "What happened, round by round, for all sentences of a batch."
+    "Trace of all rounds for all sentences of a batch."
     existence = F.pad(exists.detach(), (1, 1)).repeat(len(rounds) + 1, 1, 1)
     composition = torch.zeros_like(existence[1:])
     for step, (rows, e, c, places) in enumerate(rounds):
@@ -446,10 +446,10 @@ def build_trace(
 
 # %% ../../nbs/implementations/crvnn.ipynb #dbc09eae
 def reverse_trace(
-    story: dict,           # from tell
+    story: dict,           # from build_trace
     mask: Tensor,          # (B, N) bool, True = token
-) -> dict:                 # the same of the sentences as they were before they were turned
-    "Tell of every token in its own place what happened to it when sentences were turned over."
+) -> dict:                 # the same in the original token order
+    "Map the trace of reversed sentences back to the original token order."
     turned = {name: reverse_tokens(story[name].movedim(0, -1), mask).movedim(-1, 0)
               for name in ("existence", "composition")}
     gaps = F.pad(mask[:, 1:], (0, 1))
@@ -458,11 +458,11 @@ def reverse_trace(
 # %% ../../nbs/implementations/crvnn.ipynb #e2fb4f77
 def encode_fixed_tree(
     encoder,               # a CRvNN
-    x: Tensor,             # token vectors, turned over where the root gathers first, (B, N, D)
+    x: Tensor,             # token vectors, reversed if root="first", (B, N, D)
     mask: Tensor,          # (B, N) bool, True = token
     trace: bool = False,   # keep the trees
 ) -> EncoderOutput:        # root (B, D)
-    "CRvNN without its search: every sentence along a tree of the same shape (crvnn section 4.4)."
+    "CRvNN along a fixed tree of the given shape for every sentence (crvnn section 4.4)."
     trees = torch.zeros(mask.shape, dtype=torch.int64)
     for row, length in zip(trees, mask.sum(1).tolist()):
         row[:length] = torch.tensor(simple_tree(SHAPES[encoder.structure], length))
@@ -479,7 +479,7 @@ def crvnn_literal(
     mask: Tensor,          # (B, N) bool, True = token
     floor: float = 1e-8,   # added to each term of the denominator
 ) -> tuple[Tensor, Tensor, Tensor]:    # states (B, N, D), existence (B, N), rounds (B,)
-    "What published code computes, with its batch-wide maximum and its count of rounds."
+    "The published code's computation, with its batch-wide maximum and number of rounds."
     framed, there, tokens = add_boundary_tokens(check_batch(x, mask), mask, encoder.start,
                                                 encoder.end)
     states, exists = torch.where(there[..., None], encoder.leaves(framed), 0), there.to(x.dtype)
