@@ -18,7 +18,7 @@ from .neighbors import neighbor_weights
 def existence_units(
     exists: Tensor,        # e, existence, (B, N) in [0, 1]
 ) -> tuple[Tensor, int, int]:  # e in whole units, (B, N) int64; units in one; units that round off
-    "Existence as whole numbers, whose sums and differences are exact."
+    "Existence as integers, with exact sums and differences."
     bits = min(52, 63 - (exists.shape[-1] + 1).bit_length())
     units = (exists.detach().double() * 2.0 ** bits).round().long()
     return units, 2 ** bits, int(2 ** bits * torch.finfo(exists.dtype).eps / 2)
@@ -26,10 +26,10 @@ def existence_units(
 # %% ../../nbs/implementations/neighbors_linear.ipynb #c6d7665e
 def unit_windows(
     units: Tensor,         # existence in whole units, (B, N)
-    reach: int,            # what a walker may gather, in the same units
+    reach: int,            # length of a window, in the same units
     side: str,             # "left" or "right"
-) -> tuple[Tensor, Tensor]:    # first and stop of what each walker takes whole, (B, N) each
-    "Which neighbours lie wholly within reach, by binary search on the line (crvnn Eq. 5)."
+) -> tuple[Tensor, Tensor]:    # first and stop of the whole positions in each window, (B, N) each
+    "Positions that lie wholly within reach, by binary search in prefix sums (crvnn Eq. 5)."
     end, (batch, length) = units.cumsum(-1), units.shape
     place = torch.arange(length, device=units.device).repeat(batch, 1)
     if side == "left":
@@ -42,7 +42,7 @@ def flat_positions(
     where: Tensor,         # positions, (B, M) in [0, N)
     values: Tensor,        # a tensor with that N, (B, N, D)
 ) -> Tensor:               # the same counted through the whole batch, (B M,) in [0, B N)
-    "Positions in a batch laid end to end."
+    "Positions as indices into the flattened batch."
     batch, length = values.shape[:2]
     return (where + length * torch.arange(batch, device=where.device)[:, None]).flatten()
 
@@ -50,7 +50,7 @@ def rows_at(
     values: Tensor,        # (B, N, D)
     where: Tensor,         # positions, (B, M) in [0, N)
 ) -> Tensor:               # the values there, (B, M, D)
-    "Rows of each sentence at positions of its own."
+    "Rows of each sentence at the given positions."
     return values.flatten(0, 1).index_select(0, flat_positions(where,
                                                                values)).unflatten(0, where.shape)
 
@@ -62,7 +62,7 @@ def block_sums(
     first: Tensor,         # where each window begins, (B, N), never falling along a sentence
     stop: Tensor,          # where it ends, exclusive, (B, N), never falling, >= first
 ) -> Tensor:               # sum over each window, (B, N, D)
-    "Sums over windows that move to the right: short running sums, long ones in double precision."
+    "Sums over windows that move to the right: blocks in working, the rest in double precision."
     batch, length, dim = values.shape
     count = length // BLOCK + 1                                # of blocks, the last never full
     blocks = F.pad(values, (0, 0, 0, count * BLOCK - length)).view(-1, BLOCK, dim)
@@ -71,7 +71,7 @@ def block_sums(
     inner, outer = inner.view(batch, count * (BLOCK + 1), dim), F.pad(outer, (0, 0, 1, 0))
     ends = torch.stack([first, stop])
     block = ends // BLOCK
-    pair = block[0] + block[1]                                 # tells pairs of blocks apart
+    pair = block[0] + block[1]                                 # identifies a pair of blocks
     known = pair.new_zeros(2, batch, 2 * count).scatter_(2, pair.expand_as(ends), block)
     between = (rows_at(outer, known[1]) - rows_at(outer, known[0])).to(values.dtype)
     first, stop = ends + block                                 # each block has 33 rows in inner
@@ -79,11 +79,11 @@ def block_sums(
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #7b55f796
 def receiver_windows(
-    first: Tensor,         # windows of the walkers, from unit_windows, (B, N)
+    first: Tensor,         # windows, from unit_windows, (B, N)
     stop: Tensor,          # (B, N)
     side: str,             # "left" or "right"
-) -> tuple[Tensor, Tensor]:    # first and stop of who takes each position whole, (B, N) each
-    "The same windows seen from the position: who takes it whole."
+) -> tuple[Tensor, Tensor]:    # first and stop of the receivers of each position, (B, N) each
+    "The positions with a window that contains each position whole."
     place = torch.arange(first.shape[-1], device=first.device).repeat(len(first), 1)
     if side == "left":
         return place + 1, torch.searchsorted(first, place, right=True)
@@ -91,13 +91,13 @@ def receiver_windows(
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #6652773b
 class CumulativeRetrieval(torch.autograd.Function):
-    "Sums over windows and what lies at their edges, with its backward pass (crvnn Eq. 5)."
+    "Sums over windows and edges, with their backward pass (crvnn Eq. 5)."
     @staticmethod
     def forward(
         ctx,
         exists: Tensor,        # e, (B, N)
         values: Tensor,        # v, (B, N, D)
-        walk,                  # a GlassWalk
+        walk,                  # a CumulativeRetriever
     ) -> Tensor:               # (B, N, D)
         ctx.save_for_backward(exists, values)
         ctx.walk = walk
@@ -119,7 +119,7 @@ class CumulativeRetrieval(torch.autograd.Function):
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #c446baa6
 class LinearRetriever:
-    "Neighbours on one side, found without a matrix: walk @ values is what each position finds."
+    "Neighbors on one side without a matrix: `retriever @ values` retrieves their values."
     def __init__(
         self,
         exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
@@ -133,7 +133,7 @@ class LinearRetriever:
         self,
         values: Tensor,        # v, (B, N, D)
     ) -> Tensor:               # expected value at the nearest existing neighbour, (B, N, D)
-        "What each position finds, as with the matrix of neighbor_weights."
+        "Expected neighbor values, as with the matrix of neighbor_weights."
         if values.dim() != 3 or values.shape[:2] != self.exists.shape:
             raise ValueError(f"values of shape {tuple(values.shape)} do not fit existence "
                              f"of shape {tuple(self.exists.shape)}")
@@ -142,7 +142,7 @@ class LinearRetriever:
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #e37a63d3
 class CumulativeRetriever(LinearRetriever):
-    "Neighbours when existence is a quantity, linear in N up to a logarithm (crvnn Eq. 5)."
+    "Neighbors by cumulative weights in O(N D + N log N) time (crvnn Eq. 5)."
     def __init__(
         self,
         exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
@@ -165,8 +165,8 @@ class CumulativeRetriever(LinearRetriever):
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #4ffe58ca
 def decayed_sums(
-    keep: Tensor,          # what each position lets pass, (B, N) in [0, 1]
-    values: Tensor,        # what each position adds, (B, N, D)
+    keep: Tensor,          # decay at each position, (B, N) in [0, 1]
+    values: Tensor,        # input at each position, (B, N, D)
 ) -> Tensor:               # at i: sum over j < i of values_j times keep between, (B, N, D)
     "The recurrence s_(i+1) = keep_i s_i + values_i from s_0 = 0, block by block."
     batch, length, dim = values.shape
@@ -184,16 +184,16 @@ def decayed_sums(
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ee507b2e
 def decayed_sums_from(
     side: str,             # "left" or "right"
-    keep: Tensor,          # what each position lets pass, (B, N) in [0, 1]
-    values: Tensor,        # what each position adds, (B, N, D)
+    keep: Tensor,          # decay at each position, (B, N) in [0, 1]
+    values: Tensor,        # input at each position, (B, N, D)
 ) -> Tensor:               # (B, N, D)
-    "Decayed sums over what lies on that side."
+    "Decayed sums over the positions on that side."
     if side == "left":
         return decayed_sums(keep, values)
     return decayed_sums(keep.flip(1), values.flip(1)).flip(1)
 
 class StickBreakingRetrieval(torch.autograd.Function):
-    "The memory of what was met, with its backward pass (crvnn Eq. 6)."
+    "The stick-breaking recurrence with its backward pass (crvnn Eq. 6)."
     @staticmethod
     def forward(
         ctx,
@@ -215,7 +215,7 @@ class StickBreakingRetrieval(torch.autograd.Function):
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #950029fb
 class StickBreakingRetriever(LinearRetriever):
-    "Neighbours when existence is a coin, in time and memory linear in N (crvnn Eq. 6)."
+    "Neighbors by stick-breaking weights, in time and memory linear in N (crvnn Eq. 6)."
     def fetch(self, values):
         return StickBreakingRetrieval.apply(self.exists.to(values.dtype), values, self.side)
 
@@ -225,7 +225,7 @@ def log_sums(
     first: Tensor,         # where each window begins, (B, N)
     stop: Tensor,          # where it ends, exclusive, (B, N), >= first
 ) -> Tensor:               # logarithm of the sum over each window, (..., B, N)
-    "Sums over any windows, in logarithms, put together from powers of two."
+    "Log-domain sums over any windows, composed from lengths that are powers of two."
     total, table = torch.full_like(logs, -torch.inf), logs
     length = stop - first
     for level in range(int(length.max()).bit_length() if length.numel() else 0):
@@ -238,10 +238,10 @@ def log_sums(
     return total
 
 def log_decayed_sums(
-    side: str,             # "left" or "right": where the memory comes from
-    keep: Tensor,          # logarithm of what each position lets pass, (..., B, N), <= 0
-    logs: Tensor,          # logarithm of what each position adds, (..., B, N)
-) -> Tensor:               # logarithm of what has arrived before each position, (..., B, N)
+    side: str,             # "left" or "right": the side that is summed over
+    keep: Tensor,          # log decay at each position, (..., B, N), <= 0
+    logs: Tensor,          # log input at each position, (..., B, N)
+) -> Tensor:               # log of the decayed sum before each position, (..., B, N)
     "The recurrence of decayed_sums, in logarithms, in steps of 1, 2, 4, ... positions."
     if side == "right":
         return log_decayed_sums("left", keep.flip(-1), logs.flip(-1)).flip(-1)
@@ -254,10 +254,10 @@ def log_decayed_sums(
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #4c5373d8
 def retrieved_logs(
-    walk,                  # a GlassWalk or a CoinWalk
-    scores: Tensor,        # u, (B, N), double precision, -inf for whom nobody meets
+    walk,                  # a CumulativeRetriever or a StickBreakingRetriever
+    scores: Tensor,        # u, (B, N), double precision, -inf for positions that do not count
 ) -> Tensor:               # log left(exp u), (B, N)
-    "The logarithm of what each position finds of exponentials."
+    "Logarithm of the retrieved exponentials of scores."
     exists = walk.exists.double()
     logs = exists.log() + scores
     if isinstance(walk, StickBreakingRetriever):
@@ -267,13 +267,13 @@ def retrieved_logs(
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #a0ee37ec
 def exp_gradients(
-    walk,                  # a GlassWalk or a CoinWalk
+    walk,                  # a CumulativeRetriever or a StickBreakingRetriever
     grad: Tensor,          # g, gradient at the amounts, (B, N), double precision
     scores: Tensor,        # u, (B, N), double precision
-    found: Tensor,         # from found_logs, (B, N)
+    found: Tensor,         # from retrieved_logs, (B, N)
     base: Tensor,          # b, >= found, (B, N)
 ) -> tuple[Tensor, Tensor]:    # gradients in e and in u, (B, N) each
-    "What reaches existence and scores from exponentials met by others (crvnn Eq. 5 or Eq. 6)."
+    "Gradients of retrieved exponentials in existence and scores (crvnn Eq. 5 or Eq. 6)."
     exists, parts = walk.exists.double(), torch.stack([grad, -grad]).clamp(min=0)
     most, heard = parts.sum(-1, keepdim=True).log(), parts.log() - base
     if isinstance(walk, StickBreakingRetriever):
@@ -296,14 +296,14 @@ def exp_gradients(
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #a4247437
 class ExpRetrieval(torch.autograd.Function):
-    "Exponentials of scores at neighbours, each walker's relative to a base of its own."
+    "Exponentials of scores at neighbors, relative to one base for each position."
     @staticmethod
     def forward(
         ctx,
         exists: Tensor,        # e, (B, N)
         scores: Tensor,        # u, (B, N), double precision
         least: Tensor,         # least base, (B, N)
-        walk,                  # a GlassWalk or a CoinWalk with that existence
+        walk,                  # a retriever with that existence
     ) -> tuple[Tensor, Tensor]:    # a, (B, N) in [0, 1]; b, (B, N)
         found = retrieved_logs(walk, scores)
         base = torch.maximum(found, least)
@@ -318,11 +318,11 @@ class ExpRetrieval(torch.autograd.Function):
         return *exp_gradients(ctx.walk, grad, *ctx.saved_tensors), None, None
 
 def retrieve_exp(
-    walk,                  # a GlassWalk or a CoinWalk
-    scores: Tensor,        # u, (B, N), double precision, -inf for whom nobody meets
-    least: Tensor,         # least base of each walker, (B, N), double precision, finite
+    walk,                  # a CumulativeRetriever or a StickBreakingRetriever
+    scores: Tensor,        # u, (B, N), double precision, -inf for positions that do not count
+    least: Tensor,         # least base of each position, (B, N), double precision, finite
 ) -> tuple[Tensor, Tensor]:    # amounts left(exp u) / exp b, (B, N) in [0, 1]; b, (B, N)
-    "What each position finds of exponentials, however far apart, relative to its own base."
+    "Retrieved exponentials of scores of any range, relative to one base for each position."
     if not scores.shape == least.shape == walk.exists.shape:
         raise ValueError(f"scores of shape {tuple(scores.shape)} and bases of shape "
                          f"{tuple(least.shape)} do not fit existence "
@@ -335,10 +335,10 @@ DENSE_MAX_LENGTH = {"cpu": 150, "cuda": 1000}          # positions; measured on 
 
 def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
-    retriever: str = "eq5",    # "eq5" (glasses) or "eq6" (coins)
-    form: str = "auto",        # "dense" (the matrix), "linear" (a walk), or "auto": by length
-) -> tuple:                    # left and right, as retrieve takes them: matrices (B, N, N) or walks
-    "Neighbours on both sides, as matrices or as walks (crvnn Eq. 5 or Eq. 6)."
+    retriever: str = "eq5",    # "eq5" (cumulative) or "eq6" (stick-breaking)
+    form: str = "auto",        # "dense" (matrix), "linear" (retriever), or "auto": by length
+) -> tuple:                    # left and right, for `retrieve`: matrices (B, N, N) or retrievers
+    "Neighbors on both sides, as matrices or linear retrievers (crvnn Eq. 5 or Eq. 6)."
     if form not in ("auto", "dense", "linear"):
         raise ValueError(f"form must be 'auto', 'dense' or 'linear', got {form!r}")
     if retriever not in LINEAR_RETRIEVERS:
