@@ -27,13 +27,13 @@ def merge_pairs(
     parents: Tensor,       # p, the parent each pair would have, (..., M-1, D)
     picked: Tensor,        # y, 1 at the pair that is taken, else 0, (..., M-1)
 ) -> Tensor:               # h', nodes with the parent in place of its children, (..., M-1, D)
-    "Put one parent in the place of its children, in every row of nodes (Choi et al. 2018)."
+    "Replace the two children of the chosen pair by their parent in every row (Choi et al. 2018)."
     here, passed = picked[..., None], picked.cumsum(-1)[..., None]
     stay, move = states[..., :-1, :], states[..., 1:, :]
     return here * parents + (1 - passed) * stay + (passed - here) * move
 
 def best_pair(
-    scores: Tensor,        # u, how much each pair should be composed, (B, M)
+    scores: Tensor,        # u, scores of pairs, (B, M)
     there: Tensor,         # True = there is such a pair, (B, M) bool
 ) -> Tensor:               # y, 1 at the best pair, the leftmost of equals, (B, M)
     "The pair with the highest score (rir section 2)."
@@ -48,7 +48,7 @@ def easy_first(
     weigh,                 # weigh(left, right): scores (B, M), and the parents (B, M, D) or None
     choose,                # choose(scores, there, t): y, (B, M)
 ) -> tuple[Tensor, list]:  # roots (B, D); (scores, y) of every round
-    "Score all pairs, compose one, begin again: every pair in every round (Choi et al. 2018)."
+    "Easy-first composition that scores all pairs in every round (Choi et al. 2018)."
     pairs, states, rounds = mask.sum(1, keepdim=True) - 1, leaves, []
     for t in range(int(pairs.max())):
         left, right = states[:, :-1], states[:, 1:]
@@ -65,7 +65,7 @@ def build_tree_trace(
     rounds: list,          # (scores, y) of every round
     mask: Tensor,          # (B, N) bool, True = token
 ) -> dict:                 # trees, steps, (B, N); scores (T, B, N), -inf where there is no pair
-    "The trees that were built, and the scores that led there, by positions."
+    "Composition steps of the trees and the scores of all rounds, by position."
     alive, seen = [list(range(n)) for n in mask.sum(1).tolist()], []
     trees, heights = ([[0] * mask.shape[1] for _ in alive] for _ in range(2))
     for scores, y in rounds:
@@ -81,18 +81,18 @@ def stack_rounds(
     seen: list,            # of every round, (B, N)
     mask: Tensor,          # (B, N) bool
 ) -> Tensor:               # (T, B, N), also if there was no round
-    "The rounds in one box."
+    "Stack the rounds in one tensor."
     return torch.stack(seen) if seen else torch.zeros(0, *mask.shape, device=mask.device)
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0026e5dc
 def remove_positions(
-    left: Tensor,          # who stands to the left of each position, (B, N), -1 = nobody; changed
-    right: Tensor,         # who stands to the right, (B, N), N_b or more = nobody; changed
+    left: Tensor,          # left neighbor of each position, (B, N), -1 = none; changed in place
+    right: Tensor,         # right neighbor, (B, N), N_b or more = none; changed in place
     row: Tensor,           # sentences, (R,), all different
-    gone: Tensor,          # the position in each that is sent to its right neighbour, (R,)
+    gone: Tensor,          # the position in each that is merged into its right neighbor, (R,)
     length: Tensor,        # N_b, their tokens, (R,)
 ) -> tuple[Tensor, Tensor, Tensor]:    # sentence, left and right member of every new pair
-    "Take positions out of the lists of neighbours and say which pairs are new."
+    "Remove positions from the neighbor lists and return the new pairs."
     to = right[row, gone]
     before, after = left[row, gone], right[row, to]
     has_left, has_right = before >= 0, after < length
@@ -111,7 +111,7 @@ def find_trees(
     weigh,                 # weigh(left, right): scores (R,), and the parents (R, D) or None
     seen: list | None = None,    # filled with the scores of every round, (B, N) by position
 ) -> Tensor:               # composition steps, (B, N)
-    "Easy first that scores a pair once (rir section 2)."
+    "Easy-first search that scores each pair once (rir section 2)."
     lengths, states, parents = mask.sum(1), leaves.clone(), torch.zeros_like(leaves)
     places = torch.arange(mask.shape[1], device=mask.device).repeat(len(mask), 1)
     left, right = places - 1, places + 1
@@ -139,7 +139,7 @@ def find_trees(
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #c2fd06f0
 class TreeParts(Encoder):
-    "What easy first composes, by what, and how it scores: leaves, a cell, a scorer."
+    "Leaves, cell and scorer of easy-first composition."
     def __init__(
         self,
         dim: int,                      # D, width of token vectors and of the root
@@ -150,7 +150,7 @@ class TreeParts(Encoder):
     ):
         super().__init__()
         check_choice("scorer", scorer, ("parent", "pair"))
-        self.dim, self.seen = dim, min(dim, 64)            # d_s, channels that a pair shows
+        self.dim, self.seen = dim, min(dim, 64)            # d_s, channels read for a pair
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         _, self.grc = make_cell("grc", dim, hidden, activation, dropout)
         layers = [(dim, 1)] if scorer == "parent" else [(2 * self.seen, self.seen), (self.seen, 1)]
@@ -166,7 +166,7 @@ class TreeParts(Encoder):
         right: Tensor,                 # right members, (..., D)
         parents: Tensor | None = None, # their parents if they are known, (..., D)
     ) -> tuple[Tensor, Tensor | None]: # u, (...); the parents (..., D) if they were composed
-        "How much each pair should be composed."
+        "Scores of pairs, and their parents if they were composed."
         if parents is None and len(self.scorer) == 1:
             parents = self.grc(left, right)
         with torch.autocast(left.device.type, enabled=False):
@@ -181,7 +181,7 @@ def tree_noise(
     mask: Tensor,                                # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # where the seeds come from
 ) -> Tensor:                                     # G, for every round and pair, (T, B, N-1)
-    "Gumbel noise for every round, for each sentence from a seed of its own."
+    "Gumbel noise for every round, with one seed for each sentence."
     pairs, device = (mask.sum(1) - 1).tolist(), "cpu" if generator is None else generator.device
     seeds = torch.randint(2**62, (len(mask),), generator=generator, device=device).tolist()
     noise, own = torch.zeros(max(pairs), len(mask), mask.shape[1] - 1), torch.Generator()
@@ -195,7 +195,7 @@ def straight_through(
     there: Tensor,         # True = there is such a pair, (B, M) bool
     noise: Tensor,         # G, (B, M)
     temperature: float,    # tau, > 0
-) -> Tensor:               # y, a 1 in each row that has a pair; its slope is that of the softmax
+) -> Tensor:               # y, a 1 in each row that has a pair; its gradient is the softmax's
     "A hard draw with a soft gradient: straight-through Gumbel-softmax (Choi et al. 2018)."
     noisy = ((scores + noise) / temperature).masked_fill(~there, -torch.inf)
     soft = torch.where(there.any(1, keepdim=True), noisy, 0).softmax(1)
@@ -217,7 +217,7 @@ def merge_rows(
     parent: Tensor,        # row of its parent, (b, 1)
     number: int,           # the first number for new pairs
 ) -> tuple[Tensor, ...]:   # nodes (b, m-1); pairs (b, m-2); members of 2 b new pairs (2 b, 2)
-    "Put a parent in the place of its children and number the pairs on its two sides."
+    "Replace two children by their parent and number the new pairs on its two sides."
     place = torch.arange(nodes.shape[1] - 1, device=nodes.device)
     nodes = nodes.gather(1, place + (place > pick)).scatter(1, pick, parent)
     three = pick + torch.arange(-1, 2, device=nodes.device)
@@ -246,7 +246,7 @@ def empty_table(
     leaves: Tensor,        # of all sentences, one after the other, (L, D)
     more: int,             # pairs that rounds will add
 ) -> DrawnMerges:          # with the first L pairs: leaf i and leaf i + 1
-    "Leaves, their pairs, and room for what rounds will make."
+    "Leaves, their pairs, and room for the pairs of later rounds."
     total, pairs = len(leaves), len(leaves) + more
     first = torch.arange(total, device=leaves.device)[:, None] + torch.tensor([0, 1])
     children = F.pad(first.to(leaves.device).clamp(max=total - 1), (0, 0, 0, more))
@@ -311,7 +311,7 @@ def choice_gradient(
     soft: Tensor,          # y~, (b, m-1)
     temperature: float,    # tau
 ) -> Tensor:               # gradient at the scores, (b, m-1)
-    "What reaches the scores of a round by straight-through (Choi et al. 2018)."
+    "Straight-through gradient at the scores of a round (Choi et al. 2018)."
     stay = states[:, :-1]
     moved = (later * (states[:, 1:] - stay)).sum(-1)
     at_choice = (later * (parents - stay)).sum(-1) + moved.flip(1).cumsum(1).flip(1) - moved
@@ -328,7 +328,7 @@ def round_backward(
     at_parents: Tensor,    # gradient at the parents of composed pairs, (R, D); written
     temperature: float,    # tau
 ) -> Tensor:               # gradient at the nodes before it, (b, m, D)
-    "Back through one round, each pair's score with the gradient it has always had."
+    "Backward pass of one round, with the stored gradient of each pair's score."
     (nodes, pairs, pick, soft), values = table.rounds[step], table.values
     leaves, wide = len(values) - len(table.scores), (-1, -1, later.shape[-1])
     at_pairs = choice_gradient(values[nodes], values[leaves + pairs], later, soft, temperature)
