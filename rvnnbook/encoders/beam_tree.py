@@ -54,7 +54,7 @@ def beam_step(
     choose=choice_matrix,          # choice_matrix or one_soft
     noise: Tensor | None = None,   # for the choice of pairs, (B, K, M-1)
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:    # new states and scores; pairs and origins (B, K')
-    "Branch, cut, compose (rir section 2)."
+    "Propose, prune, compose (rir section 2)."
     candidates, picks = propose_pairs(scores, logits, pairs, width, noise)
     choice, scores = prune_beam(candidates, width, choose)
     origin = choice.unflatten(-1, picks.shape[1:]).sum(-1)                # (B, K', K)
@@ -164,7 +164,7 @@ def build_beam_trace(
     history: list,         # rows, scores, pairs, origins of every step
     mask: Tensor,          # (B, N) bool, True = token
 ) -> dict:                 # roots, scores, weights, beams (B, K, N), trees (B, N); history
-    "What happened in all steps, and the trees that came of it."
+    "Trace of all steps and the resulting trees."
     lengths, (B, K) = mask.sum(1).tolist(), scores.shape
     shape, T = (max(lengths) - 1, B, K), max(lengths) - 1
     after = torch.full(shape, -torch.inf, dtype=scores.dtype, device=scores.device)
