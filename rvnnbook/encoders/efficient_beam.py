@@ -23,31 +23,31 @@ from ..layers.topk import gumbel_noise
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #c37ec576
 class PairScorer(nn.ModuleList):
-    "How much two neighbours ask to be composed, read off the children (rir section 2)."
+    "Scores of adjacent pairs, computed from the children (rir section 2)."
     def __init__(
         self,
-        width: int,            # d, channels that are looked at
+        width: int,            # d, channels that are read
     ):
         super().__init__([nn.Linear(2 * width, width), nn.Linear(width, 1)])
         self.width = width
 
     def forward(
         self,
-        left: Tensor,          # left neighbours, (..., D)
-        right: Tensor,         # right neighbours, (..., D)
+        left: Tensor,          # left children, (..., D)
+        right: Tensor,         # right children, (..., D)
     ) -> Tensor:               # u, scores of the pairs, (...)
         seen = torch.cat([left[..., :self.width], right[..., :self.width]], -1)
         return self.finish(self[0](seen))
 
     def finish(
         self,
-        sums: Tensor,          # what the two neighbours contribute, added, (..., d)
+        sums: Tensor,          # sum of the halves of both children, (..., d)
     ) -> Tensor:               # u, (...)
-        "The rest of the score, once the first layer is done."
+        "Score from the output of the first layer."
         return self[1](F.gelu(sums)).squeeze(-1)
 
     def split(self) -> tuple[Tensor, Tensor]:      # weight (2 d, d) and bias (2 d,)
-        "One layer that makes both halves of a node: as a right neighbour, then as a left one."
+        "One layer that computes both halves of a node: as right child, then as left child."
         as_left, as_right = self[0].weight.split(self.width, 1)
         bias = self[0].bias
         return torch.cat([as_right, as_left]), torch.cat([torch.zeros_like(bias), bias])
@@ -119,7 +119,7 @@ def mark_repeated(
     ranks: Tensor,         # what proposals are ranked by, (B, C)
     states: Tensor,        # keys of the states that they lead to, (B, C) int64
 ) -> Tensor:               # True = one that ranks higher leads to the same state, (B, C) bool
-    "Proposals that bring nothing new."
+    "Proposals that lead to the same state as one with a higher rank."
     best = ranks.argsort(dim=1, descending=True, stable=True)
     states, order = states.gather(1, best).sort(stable=True)   # equal ones together, best first
     again = F.pad(states[:, 1:] == states[:, :-1], (1, 0))
@@ -184,7 +184,7 @@ def encode_with_search(
     generator: torch.Generator | None = None,    # of the noise
     trace: bool = False,   # keep the final hypotheses
 ) -> EncoderOutput:             # root (B, D)
-    "Leaves, search, and the mean of the final hypotheses by their probability."
+    "Leaves, search, and the mean of the final hypotheses weighted by probability."
     leaves = encoder.leaf_norm(encoder.leaf(check_batch(x, mask, encoder.dim)))
     lengths, order = mask.sum(1).sort(descending=True, stable=True)
     leaves = torch.where(mask[..., None], leaves, 0)[order, :int(lengths[0])]
@@ -204,7 +204,7 @@ def encode_with_search(
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #83e09fcf
 class Search(NamedTuple):
-    "What a search leaves behind."
+    "The arena and all decisions of a search."
     arena: Tensor          # states and halves of all nodes, (B M, D + 2 d)
     around: Tensor         # outer left, left, right, outer right of every merge, (T, B, K, 4)
     parents: Tensor        # which hypothesis each one came from, (T, B, K) in [0, K)
@@ -219,7 +219,7 @@ def make_arena(
     leaves: Tensor,        # leaf states, (B, N, D)
     lengths: Tensor,       # tokens of every sentence, (B,)
 ) -> tuple[Tensor, Tensor, Tensor]:    # arena (B, M, D + 2 d); rows (B, N+2); pair scores (B, N+1)
-    "Leaves in their places, with room for all that will be made."
+    "An arena that contains the leaves, with room for all later nodes."
     (batch, width, dim), (weight, bias) = leaves.shape, encoder.scorer.split()
     halves = F.linear(leaves[..., :encoder.scorer.width], weight, bias)
     room = 1 + width + (width - 1) * encoder.beam
@@ -258,19 +258,19 @@ def make_nodes(
     dim, cell, scorer = encoder.dim, encoder.grc, encoder.scorer
     met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
     node = cell.norm(grc_parts(cell, met[:, 1, :dim], met[:, 2, :dim], keep)[-1])
-    halves = F.linear(node[:, :scorer.width], *scorer.split())         # as right, as left neighbour
+    halves = F.linear(node[:, :scorer.width], *scorer.split())         # right half, left half
     beside = torch.cat([met[:, 0, dim + scorer.width:], met[:, 3, dim:dim + scorer.width]], 1)
     logits = scorer.finish((halves + beside).view(len(around), 2, -1))
     return torch.cat([node, halves], 1), logits.masked_fill(around[:, ::3] == 0, -torch.inf)
 
 def merge_rows(
-    rows: Tensor,          # places of nodes, nobody at both ends, (R, W + 2)
+    rows: Tensor,          # places of nodes, sentinels at both ends, (R, W + 2)
     logits: Tensor,        # scores of pairs, (R, W + 1)
     pick: Tensor,          # which pair becomes one node, counted from the first two, (R, 1)
     places: Tensor,        # places of the new nodes, (R, 1)
     beside: Tensor,        # scores of the pairs to either side, (R, 2)
 ) -> tuple[Tensor, Tensor]:    # rows (R, W + 1), scores (R, W)
-    "Put one node where two were, and close the gap."
+    "Replace two nodes by one and remove the gap."
     gap = torch.arange(rows.shape[1] - 1, device=rows.device)
     gap = gap + (gap > pick + 1)
     rows = rows.gather(1, gap).scatter_(1, pick + 1, places)
@@ -282,8 +282,8 @@ def blank_log(
     encoder,               # an EfficientBeam
     arena: Tensor,         # (B, M, D + 2 d)
     lengths: Tensor,       # tokens of every sentence, (B,)
-) -> Search:               # boxes to be filled
-    "Room for what a search decides."
+) -> Search:               # tensors to be filled
+    "Empty tensors for the decisions of a search."
     batch, beam, steps = len(arena), encoder.beam, int(lengths[0]) - 1
     counts = torch.arange(beam, device=arena.device)
     dropped = encoder.training and encoder.grc.dropout.p > 0
@@ -336,11 +336,11 @@ def arena_search(
 # %% ../../nbs/implementations/efficient_beam.ipynb #dd2f3f1a
 def kept_units(
     encoder,               # an EfficientBeam
-    log: Search,           # where they are written down
+    log: Search,           # where they are stored
     step: int,             # which step
     count: int,            # nodes to be made, R
 ) -> Tensor | None:        # factors of hidden units, 0 or 1 / (1 - rate), (R, H); None: no dropout
-    "Which hidden units of the cell survive dropout."
+    "Dropout factors of the cell's hidden units for one step."
     if log.kept is None:
         return None
     keep = F.dropout(log.arena.new_ones(count, log.kept.shape[-1]), encoder.grc.dropout.p)
@@ -379,7 +379,7 @@ def hash_pair(
     left: Tensor,          # keys of left children, int64
     right: Tensor,         # keys of right children, int64
 ) -> Tensor:               # keys of the parents, int64
-    "A whole number that depends on both and on which is which."
+    "Hash of two keys that depends on their order."
     key = left * 0x2545F4914F6CDD1D + right * 0x5851F42D4C957F2D + 0x14057B7EF767814F
     key = (key ^ (key >> 29)) * 0x1D8E4E27C47D124F
     return key ^ (key >> 32)
@@ -397,7 +397,7 @@ def label_nodes(
     total: int,            # places in the arena, B M
     twins: bool = True,    # equal trees get equal keys
 ) -> tuple[Tensor, Tensor]:    # heights and keys of all places, (B M,) int64 each
-    "How high every node of the lineages stands, and which tree it is."
+    "Height and key of every node of the lineages."
     heights = torch.zeros(total, dtype=torch.int64, device=lines.made.device)
     keys = leaf_keys(total, heights.device)
     made, children = (box.flatten(0, 1).transpose(0, 1) for box in (lines.made, lines.around))
@@ -405,7 +405,7 @@ def label_nodes(
         heights[place] = heights[below].amax(1) + 1
         if twins:
             keys[place] = hash_pair(*keys[below].unbind(1))
-    heights[0] = 0                                             # where merges of nobody have written
+    heights[0] = 0                                             # overwritten by missing merges
     return heights, keys
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #b109e195
@@ -413,7 +413,7 @@ def states_after(
     keys: Tensor,          # of the nodes of every hypothesis, (B, K, P + 1) int64
     picks: Tensor,         # pairs, (B, K, k)
 ) -> Tensor:               # keys of the rows of trees that they lead to, (B, K, k) int64
-    "Which row of trees it would be if a pair were composed."
+    "Key of the row of trees after each proposed composition."
     left, right = keys.gather(-1, picks), keys.gather(-1, picks + 1)
     return keys.sum(-1, keepdim=True) - left - right + hash_pair(left, right)
 
@@ -437,7 +437,7 @@ def next_keys(
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #f865da73
 class ReplayPlan(NamedTuple):
-    "What is to be composed, lowest first."
+    "Nodes to compose, in order of height."
     number: Tensor         # of every place of the arena, (B M,) in [0, L + M)
     places: Tensor         # one place for each node, (M,)
     children: Tensor       # numbers of the children, (M, 2)
@@ -474,8 +474,8 @@ def replay_forward(
     leaves: Tensor,        # leaf states, (L, D)
     plan: ReplayPlan,      # what to compose
     keep: Tensor | None,   # factors of the hidden units, (M, H)
-) -> tuple[Tensor, list]:  # states of leaves and nodes, (L + M, D); what the way back needs
-    "Compose the nodes of a plan, lowest first."
+) -> tuple[Tensor, list]:  # states of leaves and nodes, (L + M, D); saved for backward
+    "Compose the nodes of a plan in order of height."
     nodes = torch.cat([leaves, leaves.new_empty(len(plan.children), cell.dim)])
     start, levels = len(leaves), []
     for count in plan.counts:
@@ -494,11 +494,11 @@ def replay_forward(
 def cell_backward(
     cell: GRC,             # the cell
     grad: Tensor,          # gradients at the nodes of one height, (R, D)
-    level: tuple,          # what `climb` kept of them
+    level: tuple,          # saved by `replay_forward`
     below: Tensor,         # their children, left and right, (R, 2 D)
-    slope: Tensor,         # of the activation, (R, H)
+    slope: Tensor,         # derivative of the activation, (R, H)
 ) -> tuple[Tensor, ...]:   # gradients at parts, hidden units, children, gain and shift
-    "Back through the cell: (R, 4 D), (R, H), (R, 2 D), (D,) and (D,) (crvnn Eq. 14-15)."
+    "Backward pass of the cell: (R, 4 D), (R, H), (R, 2 D), (D,), (D,) (crvnn Eq. 14-15)."
     _, parts, mixed, mean, scale = level
     delta, *at_norm = torch.ops.aten.native_layer_norm_backward(
         grad, mixed, [cell.dim], mean, scale, cell.norm.weight, cell.norm.bias, [True] * 3)
@@ -511,9 +511,9 @@ def cell_backward(
 
 def activation_derivative(
     cell: GRC,             # the cell
-    levels: list,          # what the replay kept
+    levels: list,          # saved by the replay
     like: Tensor,          # gives dtype and device
-) -> tuple[Tensor, Tensor]:    # hidden units of all nodes and their slopes, (M, H) each
+) -> tuple[Tensor, Tensor]:    # hidden units of all nodes and derivatives, (M, H) each
     "The cell's activation and its derivative, for all nodes at once."
     before = torch.cat([like.new_empty(0, cell.w1.out_features), *(level[0] for level in levels)])
     with torch.enable_grad():
@@ -526,11 +526,11 @@ def collect_gradients(
     cell: GRC,             # the cell
     grad: Tensor,          # gradients at leaves and nodes, (L + M, D); completed in place
     plan: ReplayPlan,      # what was composed
-    levels: list,          # from `climb`
+    levels: list,          # from `replay_forward`
     nodes: Tensor,         # states of leaves and nodes, (L + M, D)
-    slope: Tensor,         # of the activation, (M, H)
+    slope: Tensor,         # derivative of the activation, (M, H)
 ) -> tuple[Tensor, ...]:   # gradients at parts (M, 4 D), hidden units (M, H), gain and shift (D,)
-    "Go down by height and hand every node's gradient to its children."
+    "Propagate gradients from parents to children, by decreasing height."
     own, stop = grad[len(grad) - len(slope):], len(slope)
     at_parts, at_hidden = slope.new_empty(stop, 4 * cell.dim), torch.empty_like(slope)
     at_norm = [torch.zeros_like(cell.norm.weight)] * 2
@@ -544,7 +544,7 @@ def collect_gradients(
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #31ee2c6c
 class Replay(torch.autograd.Function):
-    "Nodes of a plan, lowest first; weight gradients in one product each."
+    "Nodes of a plan in order of height; weight gradients in one product each."
     @staticmethod
     def forward(
         ctx,
@@ -620,7 +620,7 @@ def lineage_scores(
     number: Tensor,        # of every place of the arena, (B M,)
     lengths: Tensor,       # tokens of every sentence, (B,)
 ) -> Tensor:               # s, scores of the final hypotheses, (B, K)
-    "Score the pairs that ever stood in a final hypothesis, each once, and add up."
+    "Scores of the final hypotheses, with each pair of their lineages scored once."
     batch, beam, steps = lines.made.shape
     room, step = len(number) // batch, torch.arange(steps, device=nodes.device)
     born = (lines.around % room - (room - beam * steps)) // beam + 1
@@ -641,9 +641,9 @@ def search_and_replay(
     leaves: Tensor,        # leaf states, (B, N, D), longest sentences first
     lengths: Tensor,       # tokens of every sentence, (B,)
     generator: torch.Generator | None = None,    # of the noise
-    trace: bool = False,   # tell the final trees
+    trace: bool = False,   # return the final trees
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
-    "Search without gradients, then replay what survived (rir section 2)."
+    "Search without gradients, then replay the final hypotheses (rir section 2)."
     log = encoder.search(leaves.detach(), lengths, generator)
     lines = trace_back(log, lengths) if trace or torch.is_grad_enabled() else None
     trees = final_trees(lines, lengths, len(log.arena)) if trace else None
@@ -664,7 +664,7 @@ def kept_factors(
     log: Search,           # from search
     plan: ReplayPlan,      # from plan_replay
 ) -> Tensor | None:        # factors of the hidden units of all nodes, (M, H); None: no dropout
-    "The units that the search dropped, for the replay."
+    "Dropout factors of the search, for the replay."
     if log.kept is None:
         return None
     steps, batch, beam, _ = log.kept.shape
@@ -678,7 +678,7 @@ def final_trees(
     lengths: Tensor,       # tokens of every sentence, (B,)
     total: int,            # places in the arena, B M
 ) -> Tensor:               # composition steps of the final hypotheses, (B, K, N)
-    "In which step each position joined its neighbour; a node stands where its last token does."
+    "Composition steps of the final trees; a node has the position of its last token."
     batch, beam, steps = lines.made.shape
     ends = (torch.arange(total, device=lengths.device) % (total // batch) - 1).clamp(0, steps)
     heights, _ = label_nodes(lines, total)
