@@ -24,7 +24,7 @@ def length_mask(
     lengths: Tensor,             # tokens of every sentence, (B,) integers >= 1
     width: int | None = None,    # N; the longest length if not given
 ) -> Tensor:                     # (B, N) bool, True = token
-    "The mask of a batch whose sentences have these lengths."
+    "The mask of a batch of sentences with these lengths."
     width = int(lengths.max()) if width is None else width
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
@@ -54,11 +54,11 @@ def check_batch(
 
 # %% ../nbs/implementations/conventions.ipynb #5f05e2f5
 class EncoderOutput(NamedTuple):
-    "What every encoder returns."
+    "Result of every encoder."
     root: Tensor                       # sentence vectors, (B, D)
     states: Tensor | None = None       # per-position states, (B, N, D), if the architecture has any
     loss: Tensor | float = 0.0         # scalar auxiliary loss, mean over the batch; 0 if none
-    trace: dict | None = None          # with trace=True: what a drawing or a check needs, by name
+    trace: dict | None = None          # with trace=True: decisions for figures and checks, by name
 
 # %% ../nbs/implementations/conventions.ipynb #7d1e4c52
 class Encoder(nn.Module):
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         `x` holds token vectors, (B, N, D); `mask` is True on tokens, (B, N). `trees` holds
         composition steps, (B, N), for encoders that are given trees; the others ignore it.
         `generator` supplies random draws, made per sentence. With `trace=True` the result's
-        `trace` holds what a drawing needs: trees, existence, beams, gates.
+        `trace` holds the decisions of the encoder: trees, existence, beams, gates.
 
         Returns `EncoderOutput(root, states, loss, trace)`. Raises ValueError for a malformed
         batch.
