@@ -132,7 +132,7 @@ class BeamTree(Encoder):
 def one_step(
     encoder,                                     # a BeamTree
     generator: torch.Generator | None = None,    # of the noise
-):                                               # a step, as `search` wants it
+):                                               # a step for `search_states`
     "Compose all pairs, score the parents, choose (rir section 2)."
     choose = one_soft if encoder.soft and encoder.training else choice_matrix
     def step(states, scores, pairs):
@@ -146,7 +146,7 @@ def one_step(
 
 # %% ../../nbs/implementations/beam_tree.ipynb #33018c31
 def steps_from_merges(
-    merges: list[int],     # the pair composed in each step, (n-1,), counted among what is left
+    merges: list[int],     # the pair composed in each step, (n-1,), counted among remaining nodes
     length: int,           # n, tokens
 ) -> list[int]:            # composition steps, (n,)
     "The tree that a merge order builds."

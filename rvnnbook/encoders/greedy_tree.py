@@ -146,7 +146,7 @@ class TreeParts(Encoder):
         hidden: int | None = None,     # width of the cell's hidden layer; 4 D if not given
         activation: str = "gelu",      # of the cell: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
-        scorer: str = "parent",        # what is scored: the "parent", or the "pair" of children
+        scorer: str = "parent",        # input of the scorer: the "parent" or the "pair" of children
     ):
         super().__init__()
         check_choice("scorer", scorer, ("parent", "pair"))
@@ -431,7 +431,7 @@ class GreedyTree(TreeParts):
         hidden: int | None = None,     # width of the cell's hidden layer; 4 D if not given
         activation: str = "gelu",      # of the cell: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
-        scorer: str = "parent",        # what is scored: the "parent", or the "pair" of children
+        scorer: str = "parent",        # input of the scorer: the "parent" or the "pair" of children
         choice: str = "greedy",        # in training: "greedy", or "gumbel" with straight-through
         temperature: float = 1.0,      # tau of the straight-through gradient, > 0
     ):
