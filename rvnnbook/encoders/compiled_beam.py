@@ -28,12 +28,12 @@ except ImportError:                                            # loops are then 
 def compiled(
     function,              # loops over numbers and arrays
 ):                         # the same function, compiled when it is first called
-    "Compile with numba where it is installed, but not what is written in a notebook."
+    "Compile with numba if it is installed; functions defined in a notebook stay Python."
     if numba is None or function.__module__ == "__main__":
         return function
-    try:                                                       # and keep it for other processes
+    try:                                                       # cached for other processes
         return numba.njit(cache=True)(function)
-    except RuntimeError:                                       # there is nowhere to keep it
+    except RuntimeError:                                       # no writable cache
         return numba.njit(function)
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #d52c7ae8
@@ -116,7 +116,7 @@ def merge_pair(
     new_row: np.ndarray,   # written, (N+2,)
     new_logits: np.ndarray,    # written but for the two scores beside the new node, (N+1,)
 ):
-    "One node where two were."
+    "Replace a pair of nodes by one node."
     for i in range(pick):
         new_row[i], new_logits[i] = row[i], logits[i]
     new_row[pick], new_row[pick + 1] = row[pick], place
@@ -238,7 +238,7 @@ def step_noise(
     like: Tensor,          # gives the type
     generator: torch.Generator | None,    # of the noise
 ) -> tuple[np.ndarray, np.ndarray]:    # of the pairs and of the proposals; empty if there is none
-    "The noise of one step, drawn as the plain search draws it."
+    "The noise of one step, in the order of the plain search."
     if not (encoder.training and encoder.noise):
         return like.new_empty(*shape[:2], 0).numpy(), like.new_empty(shape[0], 0).numpy()
     of_pairs, of_proposals = shape, (shape[0], shape[1] * count)
@@ -253,7 +253,7 @@ def compiled_search(
     lengths: Tensor,       # tokens of every sentence, (B,), the greatest N
     generator: torch.Generator | None = None,    # of the noise
 ) -> Search:               # the decisions, and the nodes that were made
-    "Beam search for trees in an arena, its bookkeeping compiled (rir section 2)."
+    "Beam search for trees in an arena with compiled bookkeeping (rir section 2)."
     (batch, width, dim), beam = leaves.shape, encoder.beam
     arena, *beams = make_arena(encoder, leaves, lengths)
     log, cell, scorer = blank_log(encoder, arena, lengths), encoder.grc, encoder.scorer
@@ -302,7 +302,7 @@ def choose_search(
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #48f7311e
 class CompiledBeam(EfficientBeam):
-    "EBT-GRC that searches compiled where it can (rir section 2)."
+    "EBT-GRC with a compiled search where possible (rir section 2)."
     def __init__(
         self,
         dim: int,                      # D, width of token vectors and of the root
