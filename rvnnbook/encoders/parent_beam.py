@@ -43,7 +43,7 @@ class Arena:
         left: Tensor,          # places of left children, 0 for nobody, (...)
         right: Tensor,         # places of right children, (...)
     ) -> Tensor:               # places of their parents, 0 where a child is nobody, (...)
-        "Look pairs up, and compose those that are not known."
+        "Look pairs up, and compose the new ones."
         there = (left > 0) & (right > 0)
         pairs = torch.stack([left[there], right[there]], 1)
         entries = hash_pair(*pairs.unbind(1)) % len(self.table)
@@ -199,7 +199,7 @@ def lifetime_scores(
     lives: PairLifetimes,  # from `follow_back`
     scores: Tensor,        # s, as the search found them, (B, K)
 ) -> Tensor:               # s, with their gradient, (B, K)
-    "Scores of final hypotheses, heard through the lifetimes of their pairs (rir section 2)."
+    "Scores of final hypotheses, with gradients from pair lifetimes (rir section 2)."
     pairs = number[lives.pairs]
     chosen = F.pad(logits, (0, 1))[pairs[..., 1]]
     decided = (lives.pairs > 0).sum(-1) > 1                        # there was another pair
@@ -217,7 +217,7 @@ def parent_search(
     mask: Tensor,                                # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # of the noise, where there is any
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
-    "Search without gradients, then replay what surviving hypotheses held (rir section 2)."
+    "Search without gradients, then replay the pairs of survivors (rir section 2)."
     found = search_parents(encoder, leaves.detach(), mask, generator)
     arena, scores, flat = found.arena, found.scores, leaves[mask]
     if not torch.is_grad_enabled():
