@@ -81,7 +81,7 @@ def beam_use(
     mask: Tensor,          # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # of the noise, in training
 ) -> dict[str, Tensor]:    # "repeats" and "unheard" in [0, 1], "trees" in [1, K]; each (B,)
-    "What a search does with its beam, sentence by sentence, the longest first."
+    "Statistics of a search, by sentence, the longest first."
     use = {}
     def watched(encoder, leaves, lengths, generator, trace):
         log = encoder.search(leaves, lengths, generator)
@@ -106,7 +106,7 @@ def by_orders(
     noisy: bool = False,   # whether to add Gumbel noise
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple[Tensor, Tensor, Tensor]:    # parent, pick, new score, each (B, K)
-    "Merge orders compete."
+    "Select among merge orders."
     return choose_proposals(logits, scores, noisy, generator)[:3]
 
 def by_best(
@@ -117,7 +117,7 @@ def by_best(
     noisy: bool = False,   # whether to add Gumbel noise
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple[Tensor, Tensor, Tensor]:    # parent, pick, new score, each (B, K)
-    "States compete, each with its best order."
+    "Select among states, each with the score of its best order."
     return choose_proposals(logits, scores, noisy, generator, keys)[:3]
 
 # %% ../../nbs/implementations/distinct_beam.ipynb #d3646797
@@ -169,7 +169,7 @@ def by_sums(
     noisy: bool = False,   # whether to add Gumbel noise
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple[Tensor, Tensor, Tensor]:    # parent, pick, new score, each (B, K)
-    "States compete, each with all of its proposals together."
+    "Select among states, each with the sum of its proposals."
     picks = logits.detach() + (gumbel_noise(logits, generator) if noisy else 0)
     picks = picks.topk(min(scores.shape[1], logits.shape[-1])).indices
     norms = logits.logsumexp(-1, keepdim=True)
@@ -193,7 +193,7 @@ def in_post_order(
     noisy: bool = False,   # whether to add Gumbel noise
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple[Tensor, Tensor, Tensor]:    # parent, pick, new score, each (B, K)
-    "Trees compete, each in the order of a shift-reduce parser."
+    "Select among trees, each in the order of a shift-reduce parser."
     place = torch.arange(logits.shape[-1], device=logits.device)
     allowed = logits.masked_fill(place < last[..., None] - 1, -torch.inf)
     empty = (allowed == -torch.inf).all(-1, keepdim=True)      # beyond the end: no hypothesis
