@@ -19,7 +19,7 @@ def sample_update_mask(
     chance: float,                       # that a position sits out a layer, in [0, 1)
     generator: torch.Generator | None = None,   # what draws
 ) -> Tensor:                             # True = this position does not change, (B, N, 1) bool
-    "Who keeps the old state in this layer, whatever the gate says; drawn for a whole position."
+    "Positions that skip a layer and keep the old state; drawn for a whole position."
     drawn = torch.rand(*gate.shape[:-1], 1, generator=generator, device=gate.device)
     return drawn < chance
 
@@ -27,7 +27,7 @@ def sample_update_mask(
 def directional_bias(
     sides: Tensor,                 # to be added on the left and on the right, (..., N, 2)
 ) -> Tensor:                       # one number for each query and key, (..., N, N)
-    "What a query adds to the scores before it and behind it."
+    "Numbers that a query adds to the scores on its left and on its right."
     before, behind = sides.split(1, -1)
     return torch.where(seen_keys(sides.shape[-2], "right", sides.device), behind, before)
 
@@ -49,7 +49,7 @@ def xavier_heads_(
 
 # %% ../../nbs/implementations/ndr.ipynb #af9cdfc9
 class RoutingAttention(nn.Module):
-    "Heads that find the nearest match, with a side of their own (design_space Eq. 4-7)."
+    "Geometric attention heads with a direction (design_space Eq. 4-7)."
     def __init__(
         self,
         dim: int,                         # D, width of a state
@@ -130,7 +130,7 @@ class TwoLayers(nn.ModuleList):
 
 # %% ../../nbs/implementations/ndr.ipynb #a71076e5
 class RoutingLayer(nn.Module):
-    "Fetch, compute, and write where the gate is open (design_space Eq. 8-10)."
+    "Retrieve, compute, and write through the gate (design_space Eq. 8-10)."
     def __init__(
         self,
         dim: int,                         # D, width of a state
@@ -225,7 +225,7 @@ def check_ndr(
     gate_dropout: float,   # in [0, 1)
     readout: str,          # one of READOUTS
 ):
-    "Refuse numbers that make no network."
+    "Check the arguments."
     check_choice("readout", readout, READOUTS)
     if layers < 1 or test_layers < 1:
         raise ValueError("layers and test_layers must be at least 1, "
