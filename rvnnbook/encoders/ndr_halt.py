@@ -23,7 +23,7 @@ def remaining_existence(
     attention: Tensor,     # A of the heads that take, (B, H, N, N), rows sum to at most 1
     keeps: Tensor,         # True = stays, whatever is fetched from it, (B, N) bool
 ) -> Tensor:               # E', (B, N), nowhere more than E
-    "What is left of every position after a layer (after design_space section 8)."
+    "Existence of every position after a layer (after design_space section 8)."
     writes = exists * gate.to(exists.dtype).mean(-1)
     passed = (1 - writes[:, None, :, None] * attention).prod(2).prod(1)
     return torch.where(keeps, exists, exists * passed)
@@ -33,14 +33,14 @@ def scale_by_existence(
     logits: Tensor,        # s, (B, H, N, N)
     exists: Tensor,        # E, (B, N) in [0, 1]
 ) -> Tensor:               # s', whose sigmoid is E times that of s, (B, H, N, N)
-    "Scores of keys that exist to some extent (design_space Eq. 5)."
+    "Attention scores for keys with fractional existence (design_space Eq. 5)."
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).clamp(max=40)
     exists = exists[:, None, None, :]
     return logits + exists.clamp(min=1e-30).log() - (logits.exp() * (1 - exists)).log1p()
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #e93b8bad
 class ExistenceAttention(RoutingAttention):
-    "The router's heads, for keys that exist to some extent (design_space Eq. 4-7)."
+    "The router's heads for keys with fractional existence (design_space Eq. 4-7)."
     def forward(
         self,
         states: Tensor,                   # H, (B, N, D)
@@ -135,7 +135,7 @@ def halt_act(
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #444749fb
 class HaltingNDR(NDR):
-    "A router that stops when all is taken, or when every position is sure."
+    "Neural Data Router that stops by existence or by adaptive computation time."
     def __init__(
         self,
         dim: int,                         # D, width of token vectors and of the root
@@ -181,7 +181,7 @@ def check_halt(
     heads: int,            # H
     threshold: float,      # in [0, 1)
 ):
-    "Refuse numbers that make no halt."
+    "Check the arguments."
     check_choice("rule", rule, HALT_RULES)
     if not 0 <= takers <= heads:
         raise ValueError(f"takers must be from 0 to the number of heads, {heads}; got {takers}")
@@ -225,7 +225,7 @@ def layer_of(
     there: Tensor,                               # True = token, START or END, (B, N) bool
     generator: torch.Generator | None = None,    # draws who sits out, in training
 ) -> Callable:                                   # a step for `until_taken` and `until_sure`
-    "The router's layer for some sentences of a batch, with who sits it out."
+    "The router's layer for some sentences of a batch, with the positions that skip it."
     chance = encoder.gate_dropout if encoder.training else 0
     again = encoder.checkpoint and torch.is_grad_enabled()
 
