@@ -14,21 +14,21 @@ from ..layers.s4d import NORMS, S4DKernel, convolve
 # %% ../../nbs/implementations/s4d_stack.ipynb #91828cc8
 def delay(
     kernel: Tensor,        # K_l, (..., T)
-    lag: int,              # g, how many places later it begins, 0 <= g
-) -> Tensor:               # g zeros, then K_l as far as there is room, (..., T)
-    "The same kernel, begun later."
+    lag: int,              # g, number of positions by which it is delayed, 0 <= g
+) -> Tensor:               # g zeros, then the first T - g values of K_l, (..., T)
+    "Shift a kernel by `lag` positions, truncated to its length."
     return F.pad(kernel, (lag, 0))[..., :kernel.shape[-1]]
 
 # %% ../../nbs/implementations/s4d_stack.ipynb #dafd3eee
 class S4DBlock(nn.Module):
-    "A layer of the stack: both directions in one convolution (rir App. J)."
+    "A bidirectional S4D layer: both directions in one convolution (rir App. J)."
     def __init__(
         self,
         dim: int,              # D
         state_size: int,       # N, real numbers in the state of a channel, even
         norm: str,             # one of NORMS
-        lag: int,              # g, where the kernel over the future begins, 0 or 1
-        dropout: float,        # dropout of what was heard, in [0, 1)
+        lag: int,              # g, offset of the kernel over the future, 0 or 1
+        dropout: float,        # dropout of the convolution's output, in [0, 1)
     ):
         super().__init__()
         self.place, self.lag = norm, lag
@@ -60,15 +60,15 @@ def mean_of_tokens(
 
 # %% ../../nbs/implementations/s4d_stack.ipynb #fe7f3799
 class S4DStack(Encoder):
-    "Layers of state spaces, one on the other, and the mean over tokens (rir App. J)."
+    "A stack of S4D layers with mean pooling over tokens (rir App. J)."
     def __init__(
         self,
         dim: int,                  # D, width of token vectors and of the root
-        layers: int = 8,           # how many, >= 1
+        layers: int = 8,           # number of layers, >= 1
         state_size: int = 64,      # N, real numbers in the state of a channel, even
-        norm: str = "post",        # layer norm: "none", "pre" (of what is read) or "post"
-        lag: int = 0,              # g, where kernels over the future begin; 1: published code
-        dropout: float = 0.0,      # dropout of what was heard, in [0, 1)
+        norm: str = "post",        # layer norm: "none", "pre" (of the input) or "post"
+        lag: int = 0,              # g, offset of kernels over the future; 1: published code
+        dropout: float = 0.0,      # dropout of the convolutions' output, in [0, 1)
     ):
         super().__init__()
         if norm not in NORMS:
