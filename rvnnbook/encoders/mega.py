@@ -14,10 +14,10 @@ from ..layers.s4d import convolve, power_sums
 
 # %% ../../nbs/implementations/mega.ipynb #afd1091d
 def average_kernel(
-    take: Tensor,          # p, share of the signal that comes in, (D, n) in (0, 1)
-    damping: Tensor,       # delta, what part of that share is lost again, (D, n) in (0, 1)
-    enter: Tensor,         # beta, how the signal enters, (D, n)
-    read: Tensor,          # eta, how memories are read, (D, n)
+    take: Tensor,          # p, input share, (D, n) in (0, 1)
+    damping: Tensor,       # delta, damping of the decay p * delta, (D, n) in (0, 1)
+    enter: Tensor,         # beta, input weights, (D, n)
+    read: Tensor,          # eta, output weights, (D, n)
     length: int,           # T
 ) -> Tensor:               # K_0, ..., K_(T-1), (D, T)
     "The kernel of a damped moving average (Ma et al. 2023, section 3.1)."
@@ -30,7 +30,7 @@ class MovingAverage(nn.Module):
     def __init__(
         self,
         dim: int,              # D
-        size: int,             # n, memories for each channel and direction, >= 1
+        size: int,             # n, averages for each channel and direction, >= 1
     ):
         super().__init__()
         self.delta, self.alpha = (nn.Parameter(.2 * torch.randn(2 * dim, size, 1)) for _ in "pd")
@@ -53,7 +53,7 @@ def distance_table(
     bias: Tensor,          # r, from the farthest left to the farthest right, (2 M - 1,)
     length: int,           # N
 ) -> Tensor:               # r_(j-i), distances of M - 1 and more alike, (N, N)
-    "What each pair of places adds to its score (Ma et al. 2023, section 3.2)."
+    "The relative position bias of each pair (Ma et al. 2023, section 3.2)."
     reach, places = len(bias) // 2, torch.arange(length, device=bias.device)
     return bias[(places - places[:, None]).clamp(-reach, reach) + reach]
 
@@ -63,8 +63,8 @@ def gated_head(
     values: Tensor,        # v, (B, N, E)
     bias: Tensor,          # r_(j-i), (N, N)
     mask: Tensor,          # (B, N) bool, True = token; there must be one in each row
-) -> tuple[Tensor, Tensor]:    # what each place fetches (B, N, E); weights (B, N, N)
-    "Attention with one head and a number for each distance (Ma et al. 2023, section 3.2)."
+) -> tuple[Tensor, Tensor]:    # weighted values (B, N, E); weights (B, N, N)
+    "Attention with one head and a bias for each distance (Ma et al. 2023, section 3.2)."
     scores = queries @ keys.mT / queries.shape[-1] ** .5 + bias
     weights = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1)
     return weights @ values, weights
@@ -78,8 +78,8 @@ class MegaLayer(nn.Module):
         hidden: int,               # E, width of values
         key_dim: int,              # Z, width of queries and keys
         ffn_hidden: int,           # width inside the position-wise network
-        memories: int,             # n, of a channel's average in each direction
-        reach: int,                # M, distances from M - 1 on share a number
+        memories: int,             # n, averages of a channel in each direction
+        reach: int,                # M, distances from M - 1 on share a bias
         norm: str,                 # "pre" or "post"
         dropout: float,            # dropout of candidates and of the network, in [0, 1)
     ):
@@ -107,11 +107,11 @@ class MegaLayer(nn.Module):
 
 # %% ../../nbs/implementations/mega.ipynb #f0cfb0a1
 def rewrite(
-    layer: MegaLayer,          # whose parameters are used
+    layer: MegaLayer,          # its parameters are used
     x: Tensor,                 # states, (B, N, D), finite on padding
     mask: Tensor,              # (B, N) bool, True = token, tokens first
 ) -> tuple[Tensor, Tensor]:    # y (B, N, D), attention (B, N, N)
-    "Average, attend, and write anew what the gate says (Ma et al. 2023, section 3.2)."
+    "Moving average, attention and gated update (Ma et al. 2023, section 3.2)."
     read = layer.norm1(x) if layer.place == "pre" else x
     averages = F.silu(layer.ema(torch.where(mask[..., None], read, 0)))
     update, shared, reset, direct = layer.mx(averages).split(layer.parts, -1)
@@ -129,7 +129,7 @@ def check_mega(
     reach: int,         # M, >= 1
     norm: str,          # "pre" or "post"
 ):
-    "Refuse numbers that make no layer."
+    "Raise `ValueError` for invalid layer options."
     if norm not in ("pre", "post"):
         raise ValueError(f"norm must be pre or post, got {norm!r}")
     if min(layers, key_dim, memories, reach) < 1:
@@ -142,13 +142,13 @@ class MEGA(Encoder):
     def __init__(
         self,
         dim: int,                          # D, width of token vectors and of the root
-        layers: int = 6,                   # how many, >= 1
+        layers: int = 6,                   # number of layers, >= 1
         hidden: int | None = None,         # E, width of values; 2 D if not given
         key_dim: int = 64,                 # Z, width of queries and keys
         ffn_hidden: int | None = None,     # width inside the networks; 2 D if not given
-        memories: int = 16,                # n, of a channel's average in each direction
-        reach: int = 1024,                 # M, distances from M - 1 on share a number
-        norm: str = "post",                # where layer norms stand, "pre" or "post"
+        memories: int = 16,                # n, averages of a channel in each direction
+        reach: int = 1024,                 # M, distances from M - 1 on share a bias
+        norm: str = "post",                # placement of layer norms, "pre" or "post"
         dropout: float = 0.0,              # dropout of candidates and networks, in [0, 1)
     ):
         super().__init__()
