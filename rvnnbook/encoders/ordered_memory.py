@@ -61,7 +61,7 @@ def stack_heights(
 def slot_sums(
     shares: Tensor,           # p, (B, K) in [0, 1]
 ) -> tuple[Tensor, Tensor]:   # probability of a choice at or above a slot; at or below it; (B, K)
-    "How far a choice reaches, summed from either end."
+    "Cumulative choice probabilities from either end (Ordered Memory section 3)."
     return shares.cumsum(-1), shares.flip(-1).cumsum(-1).flip(-1)
 
 def memory_step(
@@ -71,7 +71,7 @@ def memory_step(
     shares: Tensor,           # p_t, (B, K) in [0, 1]
     cell: Callable,           # called as cell(running, slot) on (B, D)
 ) -> tuple[Tensor, Tensor]:   # memory and candidates of this step, (B, K, D) each
-    "Write what was chosen, then climb through the slots (Ordered Memory section 3)."
+    "Update the memory, then compute the candidates slot by slot (Ordered Memory section 3)."
     above, below = slot_sums(shares)
     memory = (1 - below)[..., None] * memory + below[..., None] * candidates
     running, made = token, []
@@ -83,11 +83,11 @@ def memory_step(
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #c25b00b4
 def slot_shares(
-    logits: Tensor,           # beta, how well each candidate goes with the token, (B, K)
+    logits: Tensor,           # beta, score of each candidate, (B, K)
     before: Tensor,           # p of the last token, 0 if it had no choice, (B, K)
     least: float = 1e-5,      # a reach below this is none; 0: keep all
 ) -> Tensor:                  # p, rows sum to 1, (B, K)
-    "The next choice: slots within reach, weighed by their match (Ordered Memory section 3)."
+    "Choice probabilities: softmax weighted by reach (Ordered Memory section 3)."
     reach = F.pad(before.cumsum(-1)[:, 1:], (0, 1), value=1)
     reach = torch.where(reach < least, 0, reach)
     logits = torch.where(reach > 0, logits, -torch.inf)
@@ -96,11 +96,11 @@ def slot_shares(
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #680d1f7a
 class OrderedMemory(Encoder):
-    "A stack of soft slots, read with one pass (Ordered Memory section 3)."
+    "Ordered Memory: a stack of soft slots, one pass from the left (Ordered Memory section 3)."
     def __init__(
         self,
         dim: int,                      # D, width of token vectors, slots and root
-        slots: int = 21,               # K, how many slots, >= 1
+        slots: int = 21,               # K, number of slots, >= 1
         least: float = 1e-5,           # a reach below this is none, in [0, 1); 0: keep all
         hidden: int | None = None,     # width of the cell's hidden layer; 4 D if not given
         activation: str = "relu",      # of cell and match: "relu", "gelu" or "gelu_tanh"
@@ -123,9 +123,9 @@ class OrderedMemory(Encoder):
         x: Tensor,                                   # token vectors, (B, N, D)
         mask: Tensor,                                # (B, N) bool, True = token, tokens first
         *,
-        trees: Tensor | None = None,                 # not used: the memory finds its own
+        trees: Tensor | None = None,                 # not used: the memory learns its own
         generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the choices and read a tree off them
+        trace: bool = False,                         # keep the choices and the tree they imply
     ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
         states, shares = remember(self, check_batch(x, mask, self.dim), mask)
         told = {"slots": shares.detach(), "trees": slot_trees(shares, mask)} if trace else None
@@ -137,7 +137,7 @@ def match_slots(
     query: Tensor,            # LN(W_q x), (B, D)
     candidates: Tensor,       # of the last step, (B, K, D)
 ) -> Tensor:                  # beta, (B, K)
-    "How well each candidate goes with the token (Ordered Memory section 3)."
+    "The score of each candidate for the token (Ordered Memory section 3)."
     keys = memory.key_norm(memory.key(candidates))
     match = memory.beta(memory.activation(query[:, None] + keys))
     return match.squeeze(-1).to(candidates.dtype) / memory.dim ** .5
@@ -164,15 +164,15 @@ def ordered_memory_literal(
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #f24be395
 class SlotPlan(NamedTuple):
-    "Which rows each slot needs."
-    order: Tensor          # sentences, those that use most slots first, (B,)
-    counts: list[int]      # c_i, how many of them each slot composes, (L,), never falling
+    "The rows that each slot composes."
+    order: Tensor          # sentences, largest number of used slots first, (B,)
+    counts: list[int]      # c_i, rows that each slot composes, (L,), nondecreasing
     places: Tensor         # slot and row of every composition, slot by slot, (P, 2)
 
 def slot_plan(
     above: Tensor,         # probability of a choice at each slot or above, (B, L)
 ) -> SlotPlan:
-    "Order sentences so that every slot composes the first few."
+    "Order sentences so that every slot composes a prefix of the rows."
     depth, order = (above > 0).sum(1).sort(descending=True, stable=True)
     slots = torch.arange(above.shape[1], 0, -1, device=above.device)
     needed = depth >= slots[:, None]                                       # (L, B)
@@ -180,12 +180,12 @@ def slot_plan(
 
 def compose_slot(
     memory: OrderedMemory,    # its weights are used
-    running: Tensor,          # what arrives from the slot above, (c, D)
-    slot: Tensor,             # what is in the slot, (c, D)
+    running: Tensor,          # candidate of the slot above, (c, D)
+    slot: Tensor,             # content of the slot, (c, D)
     known: Tensor,            # W_m times it and the bias, (c, H)
     keep: Tensor | None,      # factors of the hidden units, (c, H)
-) -> tuple[Tensor, tuple]:    # composed, (c, D); what the backward pass needs
-    "The cell and its norm, half of the first product done before."
+) -> tuple[Tensor, tuple]:    # composed, (c, D); values for the backward pass
+    "The cell and its norm, with half of the first product precomputed."
     cell, dim = memory.cell, memory.dim
     before = torch.addmm(known, running, cell.w1.weight[:, :dim].T)
     hidden = cell.activation(before)
@@ -201,7 +201,7 @@ def gate_derivatives(
     parts: Tensor,         # gates before the sigmoid and content, (P, 4 D)
     below: Tensor,         # children, running and slot, (P, 2 D)
 ) -> tuple[Tensor, Tensor]:    # derivative of the gated sum in each part (P, 4 D); gates (P, 3 D)
-    "How the sum of the cell depends on gates and content (crvnn Eq. 15)."
+    "Derivatives of the cell's gated sum in gates and content (crvnn Eq. 15)."
     dim = below.shape[1] // 2
     opened, content = parts[:, :3 * dim].sigmoid(), parts[:, 3 * dim:]
     slopes = opened * (1 - opened) * torch.cat([below, content], 1)
@@ -216,7 +216,7 @@ def slots_backward(
     gates: tuple,          # from gate_derivatives
     slope: Tensor,         # of the activation, (P, H)
 ) -> tuple[Tensor, ...]:   # at candidates (P, D), mixed (P, D), parts, hidden units, rows left over
-    "From the last slot to the first, only what the slot above needs (Ordered Memory section 3)."
+    "Backward loop over the slots, last to first (Ordered Memory section 3)."
     dim, (per_part, opened), stop = memory.dim, gates, len(slope)
     at_made, at_mixed = slope.new_empty(2, stop, dim)
     at_parts, at_hidden = torch.empty_like(per_part), torch.empty_like(slope)
@@ -241,7 +241,7 @@ def slots_backward(
 def slots_gradients(
     grad: Tensor,             # gradient at the candidates, (B, L, D)
     memory: OrderedMemory,    # its weights are used
-    order: Tensor,            # sentences, those that use most slots first, (B,)
+    order: Tensor,            # sentences, largest number of used slots first, (B,)
     counts: list[int],        # c_i, (L,)
     at: tuple,                # row and slot of every composition, (P,) each
     levels: list,             # of every slot: parts of the cell, and composed
@@ -249,7 +249,7 @@ def slots_gradients(
     share: Tensor,            # probability of a choice at each slot or above, (L, B)
     below: Tensor,            # children of every composition, running and slot, (P, 2 D)
     keep: Tensor | None,      # factors of the hidden units, (P, H)
-) -> tuple:                   # gradients of what ComposeSlots is given
+) -> tuple:                   # gradients of the inputs of ComposeSlots
     "Gradients of one step over the slots, all rows at once (Ordered Memory section 3)."
     (row, slot), dim, back = at, memory.dim, order.argsort()
     (hidden, slope), part = activation_derivative(memory.cell, levels, token), share[slot, row]
@@ -274,11 +274,11 @@ def slots_gradients(
 def slots_forward(
     memory: OrderedMemory,    # its weights are used
     token: Tensor,            # x_t, rows in the order of the plan, (B, D)
-    slot: Tensor,             # what is in the slot of every composition, (P, D)
+    slot: Tensor,             # slot content of every composition, (P, D)
     share: Tensor,            # probability of a choice at each slot or above, (L, B)
     counts: list[int],        # c_i, (L,)
 ) -> tuple:                   # candidates (B, L, D); running (P, D); levels; keep (P, H) or None
-    "From the first slot to the last (Ordered Memory section 3)."
+    "Forward loop over the slots, first to last (Ordered Memory section 3)."
     cell, running, start, keep = memory.cell, token, 0, None
     known = F.linear(slot, cell.w1.weight[:, memory.dim:], cell.w1.bias)
     if cell.training and cell.dropout.p > 0:
@@ -298,7 +298,7 @@ def slots_forward(
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #5e32ed9b
 class ComposeSlots(torch.autograd.Function):
-    "Candidates of one step, composed where there is a share (Ordered Memory section 3)."
+    "Candidates of one step, composed where p > 0 (Ordered Memory section 3)."
     @staticmethod
     def forward(
         ctx,
@@ -338,18 +338,18 @@ def compose_slots(
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #76730c0e
 def rows_reading(
-    lengths: Tensor,          # tokens of every row, (B,), never rising
+    lengths: Tensor,          # tokens of every row, (B,), nonincreasing
     steps: int,               # N
-) -> list[int]:               # rows that still read in each step, (N,)
-    "How many sentences are not over, when the longest come first."
+) -> list[int]:               # rows with a token in each step, (N,)
+    "The number of unfinished sentences in each step, longest first."
     return (lengths > torch.arange(steps, device=lengths.device)[:, None]).sum(1).tolist()
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #7d9561fa
 def fit_window(
     kept: Tensor,             # of the last slots, (B, L, ...)
-    size: int,                # how many of the last slots are wanted
+    size: int,                # number of last slots to keep
 ) -> Tensor:                  # (B, size, ...), new slots zero
-    "The window of the last slots, made smaller or larger at its upper end."
+    "Truncate or zero-pad the window of the last slots at its upper end."
     missing = size - kept.shape[1]
     return kept[:, -missing:] if missing <= 0 else torch.cat(
         [kept.new_zeros(len(kept), missing, *kept.shape[2:]), kept], 1)
@@ -357,16 +357,16 @@ def fit_window(
 def read_memory(
     memory: OrderedMemory,    # its weights are used
     tokens: Tensor,           # LN(W x), (B, N, D), finite on padding
-    lengths: Tensor | None = None,    # tokens of every row, (B,), never rising; all if not given
+    lengths: Tensor | None = None,    # tokens of every row, (B,), nonincreasing; all if not given
 ) -> tuple[Tensor, Tensor]:   # outputs (B, N, D); p (B, N, K); zero behind the last token
-    "Ordered Memory with all that can be done at once, on the slots in use."
+    "Ordered Memory on the slots in use, with batched products."
     (batch, length, _), shares = tokens.shape, tokens.new_zeros(len(tokens), 0)
     slots = candidates = tokens[:, :0]
     above, outputs, told = shares, [], []
     for token, query, count in zip(
             tokens.unbind(1), memory.query_norm(memory.query(tokens)).unbind(1),
             [batch] * length if lengths is None else rows_reading(lengths, length)):
-        if count < len(slots):                             # some sentences are over
+        if count < len(slots):                             # some sentences have ended
             shares, slots, candidates, above = (
                 kept[:count] for kept in (shares, slots, candidates, above))
         if outputs and count:
@@ -389,7 +389,7 @@ def remember(
     x: Tensor,                # vectors, (M, A, D), finite on padding
     mask: Tensor,             # (M, A) bool, True = there is one, these first
 ) -> tuple[Tensor, Tensor]:   # states (M, A, D) and p (M, A, K), zero on padding
-    "What is in the last slot after each vector, and the choices on the way."
+    "The last candidate after each vector, and the choice probabilities."
     lengths, order = mask.sum(1).sort(descending=True, stable=True)
     tokens = memory.norm(memory.input(x[order])).to(x.dtype)
     back = order.argsort()
@@ -400,7 +400,7 @@ def compress(
     x: Tensor,                # vectors of a chunk, (M, A, D), finite on padding
     mask: Tensor,             # (M, A) bool, True = there is one, these first
 ) -> Tensor:                  # one vector for each chunk, 0 for an empty one, (M, D)
-    "An Ordered Memory as composition function of any number of children (rir App. C)."
+    "Ordered Memory as composition function of any number of children (rir App. C)."
     states, _ = remember(memory, x, mask)
     return states[torch.arange(len(x)), mask.sum(1).sub(1).clamp(min=0)]
 
@@ -408,7 +408,7 @@ def compress(
 def likely_heights(
     shares: Tensor,           # p of one sentence, (n, K)
 ) -> list[int]:               # heights of a tree, (n,)
-    "Decide the choices one after the other, each within reach of the one before."
+    "The most probable slot at each token, within reach of the previous one."
     heights, slots = [0], shares.shape[-1]
     for row in shares[1:].tolist():
         top = max(slots - heights[-1] - 1, 0)
@@ -419,7 +419,7 @@ def slot_trees(
     shares: Tensor,           # p, (B, N, K)
     mask: Tensor,             # (B, N) bool, True = token, tokens first
 ) -> Tensor:                  # composition steps, (B, N), 0 on last tokens and padding
-    "The trees that are read off the choices."
+    "The trees of the most probable heights."
     trees = torch.zeros_like(mask, dtype=torch.int64)
     for row, length in enumerate(mask.sum(1).tolist()):
         tree = run_stack(likely_heights(shares[row, :length]), range(length),
