@@ -22,7 +22,7 @@ def chunk_size(
     arity: int,            # k, nodes to a chunk, >= 2
     rule: str = "always",  # cut "always" after k nodes; or "late": not if n < k + floor(k / 2)
 ) -> int:                  # nodes of a full chunk, >= k
-    "How many neighbours a level puts together (rir section 2)."
+    "The number of nodes in a full chunk of a level (rir section 2)."
     check_choice("rule", rule, CHUNK_RULES)
     if arity < 2:
         raise ValueError(f"a chunk has room for at least two nodes, got arity={arity}")
@@ -34,7 +34,7 @@ def level_lengths(
     arity: int,            # k, nodes to a chunk, >= 2
     rule: str = "always",  # "always" or "late"
 ) -> list[int]:            # nodes before each level, and the one after the last
-    "How a sentence shrinks from level to level (rir section 2)."
+    "The number of nodes before each level, ending with 1 (rir section 2)."
     lengths = [length]
     while lengths[-1] > 1:
         lengths.append(-(-lengths[-1] // chunk_size(lengths[-1], arity, rule)))
@@ -42,7 +42,7 @@ def level_lengths(
 
 # %% ../../nbs/implementations/balanced.ipynb #e52b9ca0
 def compose_levels_literal(
-    nodes,                 # what stands at the leaves: n >= 1 things that can be cut
+    nodes,                 # the leaves: a sequence of n >= 1 items that can be sliced
     arity: int,            # k, nodes to a chunk, >= 2
     cell,                  # RK, called with two nodes or more
     rule: str = "always",  # "always" or "late"
@@ -60,7 +60,7 @@ def chunk(
     mask: Tensor,          # (B, N) bool, True = node, nodes first
     arity: int,            # k, nodes to a chunk, >= 2
     rule: str = "always",  # "always" or "late"
-) -> tuple[Tensor, Tensor]:    # chunks, zero where nothing is, (B, C, A, S); what is real (B, C, A)
+) -> tuple[Tensor, Tensor]:    # chunks, zero on padding, (B, C, A, S); their mask (B, C, A)
     "Cut each sentence of a batch by its own length (rir Eq. 6)."
     lengths = mask.sum(1).tolist()
     sizes = [chunk_size(length, arity, rule) for length in lengths]
@@ -115,7 +115,7 @@ class BalancedTree(RvNN):
         x: Tensor,                                   # token vectors, (B, N, D)
         mask: Tensor,                                # (B, N) bool, True = token, tokens first
         *,
-        trees: Tensor | None = None,                 # not used: lengths say what the trees are
+        trees: Tensor | None = None,                 # not used: trees depend on lengths only
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the trees in the result
     ) -> EncoderOutput:                              # root (B, D)
