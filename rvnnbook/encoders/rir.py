@@ -45,7 +45,7 @@ def make_inner(
     hidden: int | None = None,     # width of the cell's hidden layer; 4 D if not given
     dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     **options,                     # more options of the inner model
-) -> nn.Module:                    # called with chunks and what is real; gives an Encoding
+) -> nn.Module:                    # called with chunks and their mask; gives an EncoderOutput
     "An inner model by name, for nodes instead of tokens (rir section 3)."
     check_choice("inner", name, INNERS)
     if options.get("cell", "grc") != "grc":
@@ -63,15 +63,15 @@ class RIR(Encoder):
         dim: int,                          # D, width of token vectors and of the root
         inner: str = "grc",                # inner model: "grc", "crvnn" or "om"
         arity: int = 30,                   # k, nodes to a chunk, >= 2
-        rule: str = "always",              # where levels are cut: "always" or "late"
+        rule: str = "always",              # chunk rule: "always" or "late"
         inference: str | None = None,      # in eval mode: "nested" or "flat"; None: by inner model
-        pre: str | None = "s4d",           # what runs over a sentence before the cut, or None
+        pre: str | None = "s4d",           # layer before chunking, or None
         hidden: int | None = None,         # width of the cell's hidden layer; 4 D if not given
         dropout: float = 0.0,              # dropout in the cell, in [0, 1)
         options: dict | None = None,       # more options of the inner model, by name
     ):
         super().__init__()
-        chunk_size(1, arity, rule)                       # refuses what is none
+        chunk_size(1, arity, rule)                       # raises ValueError if invalid
         inference = inference or ("nested" if inner == "grc" else "flat")
         check_choice("inference", inference, ("nested", "flat"))
         if pre not in ("s4d", None):
@@ -86,7 +86,7 @@ class RIR(Encoder):
         x: Tensor,                                   # token vectors, (B, N, D)
         mask: Tensor,                                # (B, N) bool, True = token, tokens first
         *,
-        trees: Tensor | None = None,                 # not used: chunks say what goes together
+        trees: Tensor | None = None,                 # not used: the tree depends on lengths only
         generator: torch.Generator | None = None,    # not used: nothing is drawn
         trace: bool = False,                         # keep the nodes of each level
     ) -> EncoderOutput:                              # root (B, D), loss of the inner model
@@ -98,12 +98,12 @@ class RIR(Encoder):
 
 # %% ../../nbs/implementations/rir.ipynb #47c82adf
 def recurse(
-    inner,                 # called with chunks (M, A, D) and what is real; gives an Encoding
+    inner,                 # called with chunks (M, A, D) and their mask; gives an EncoderOutput
     leaves: Tensor,        # (B, N, D)
     mask: Tensor,          # (B, N) bool, True = token, tokens first
     arity: int,            # k, nodes to a chunk, >= 2
     rule: str = "always",  # "always" or "late"
-    trace: bool = False,   # keep the numbers of nodes
+    trace: bool = False,   # keep the numbers of nodes per level
 ) -> EncoderOutput:        # root (B, D), loss of the inner model
     "An inner model on every chunk of every level (rir section 3)."
     losses = []
