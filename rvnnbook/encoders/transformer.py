@@ -24,7 +24,7 @@ def recur(
     exists: Tensor,        # E, where there is something, (B, N), a mask or a probability
     steps: int,            # T, how often, >= 0
 ) -> tuple[Tensor, Tensor]:    # H (B, N, D) and E (B, N) after the last step
-    "Fetch and compose, the same at every step (design_space Eq. 1-2)."
+    "Retrieve and compose, the same at every step (design_space Eq. 1-2)."
     for _ in range(steps):
         states, exists = compose(retrieve(states, exists), states, exists)
     return states, exists
@@ -50,7 +50,7 @@ def place_powers(
     fading: bool,                          # True: xPos; False: rotary, |z| = 1
     device: torch.device | str = "cpu",    # where the table is kept
 ) -> Tensor:                               # z_r to the power of the place, (N, R) complex128
-    "By what a query is multiplied at each place (Sun et al. 2023); made once for each length."
+    "Factors of a query at each position (Sun et al. 2023); cached for each length."
     with torch.inference_mode(False):      # a table that is kept must serve in training too
         place = torch.arange(length, device=device).double()[:, None] - length // 2
         share = torch.arange(pairs, device=device).double() / pairs
@@ -82,7 +82,7 @@ def flip_odd_heads(
     mask: Tensor,          # (B, N) bool, True = token, tokens first
     heads: int,            # H, even
 ) -> Tensor:               # heads 1, 3, ... read from right to left, (B, N, D)
-    "Let every second head see the sentence turned round."
+    "Reverse the sentence for every second head."
     left, right = x.unflatten(-1, (heads // 2, 2, -1)).unbind(-2)
     right = reverse_tokens(right.flatten(2), mask).view_as(left)
     return torch.stack([left, right], -2).flatten(2)
@@ -198,7 +198,7 @@ def check_transformer(
     shared: bool,               # one layer for all steps
     test_layers: int | None,    # T in eval mode
 ):
-    "Refuse what no Transformer can be made of."
+    "Check the arguments."
     for option, value, known in (("position", position, POSITIONS),
                                  ("activation", activation, ACTIVATIONS)):
         if value not in known:
