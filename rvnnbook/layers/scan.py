@@ -20,7 +20,7 @@ def scan_indexed(
     b: Tensor,                   # b_t, (B, T, D)
     c0: Tensor,                  # c_0, (B, D)
 ) -> Tensor:                     # c_1, ..., c_T, (B, T, D)
-    "The loop as it is first written, a slice for each step taken by an index."
+    "The simple loop, which takes the slice of each step by an index."
     states = [c0]
     for t in range(f.shape[1]):
         states.append(f[:, t] * states[-1] + b[:, t])
@@ -32,7 +32,7 @@ def scan_unbound(
     b: Tensor,                   # b_t, (B, T, D)
     c0: Tensor,                  # c_0, (B, D)
 ) -> Tensor:                     # c_1, ..., c_T, (B, T, D)
-    "The same loop over slices that are cut all at once."
+    "The same loop over slices from one call of `unbind`."
     states = [c0]
     for f_t, b_t in zip(f.unbind(1), b.unbind(1)):
         states.append(f_t * states[-1] + b_t)
@@ -73,7 +73,7 @@ def states_before(
 
 # %% ../../nbs/implementations/scan.ipynb #197ea521
 class Scan(torch.autograd.Function):
-    "A scan in any form; its way back is the same scan from the other end (self_iru section 2)."
+    "A scan in any form; its backward pass is the same scan in reverse (self_iru section 2)."
     @staticmethod
     def forward(
         ctx,
