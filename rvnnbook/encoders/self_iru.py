@@ -39,7 +39,7 @@ def flat_of(
     node: int,                   # n, counted as in a heap from 1
     flats: Sequence[Flat],       # by level, leaves first; M is 1 or the nodes of the level
 ) -> list[tuple]:                # F_f, F_o, F_z of that node, step by step
-    "What the layers say to one node, cut into its steps."
+    "Base transformations and depth gates of one node, split into steps."
     row = node.bit_length() - 1                                      # 0 for the top
     nodes = [part.unbind(2) for part in flats[len(flats) - 1 - row]]
     place = node - 2 ** row if len(nodes[0]) > 1 else 0
@@ -86,7 +86,7 @@ def by_level(
     gates: Tensor,               # to nodes 2, 3, ..., (..., 2^(L+1) - 2)
     depth: int,                  # L
 ) -> list:                       # for each level, leaves first: None, then (..., 2^(L-l+1)) each
-    "Cut the depth gates into those that each level listens with."
+    "Split the depth gates by level."
     rows = gates.split([2 ** row for row in range(1, depth + 1)], -1) if depth else ()
     return [None, *reversed(rows)]
 
@@ -236,7 +236,7 @@ def depth_gates(
 
 # %% ../../nbs/implementations/self_iru.ipynb #037434a8
 class SelfIRU(Encoder):
-    "Read the tokens in order, with gates that are networks (self_iru section 2)."
+    "Self-IRU encoder in one or two directions (self_iru section 2)."
     def __init__(
         self,
         dim: int,                      # D, width of token vectors and of the root
@@ -275,7 +275,7 @@ class SelfIRU(Encoder):
 
 # %% ../../nbs/implementations/self_iru.ipynb #3c9d390c
 class PositionwiseIRU(IRU):
-    "The variant without time, for each position by itself (self_iru App. A.1)."
+    "The variant without memory, for each position separately (self_iru App. A.1)."
     def forward(
         self,
         x: Tensor,               # (..., D)
