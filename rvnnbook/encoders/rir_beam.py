@@ -51,7 +51,7 @@ def string_it(
     slots: Tensor,         # hypothesis that each place of a node takes, (L, K)
     found: Tensor,         # places of each node that are taken, (L,)
 ) -> tuple[Tensor, Tensor]:    # entries K l + b of the level below (M, K, W); strings (M, K) bool
-    "Which results of the level below stand in each hypothesis of a chunk (rir section 3.1)."
+    "The results of the level below in each hypothesis of a chunk (rir section 3.1)."
     real = length_mask(chunks.size)
     place = torch.arange(real.shape[1], device=slots.device)
     node = chunks.start[:, None] + torch.where(real, place, 0)       # padding repeats the first
@@ -67,7 +67,7 @@ def sum_scores(
     below: Tensor,         # which of them each hypothesis consists of, (M, K, W)
     sizes: Tensor,         # nodes of each chunk, (M,)
 ) -> Tensor:               # s, of the strings, (M, K)
-    "What hypotheses bring along (rir section 3.1)."
+    "The initial scores of the hypotheses of a chunk (rir section 3.1)."
     return torch.where(length_mask(sizes)[:, None], scores.flatten()[below], 0).sum(-1)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #afdff07e
@@ -75,12 +75,12 @@ ALIGNMENTS = ("beam", "random", "string")
 
 def align(
     scores: Tensor,        # s, of the hypotheses of each node, -inf for none, (L, K)
-    how: str,              # "beam": draw by probability; "random": evenly; "string": leave them
+    how: str,              # "beam": draw by probability; "random": uniformly; "string": by rank
     alone: Tensor,         # True = the only node of its sentence, (L,) bool
     generator: torch.Generator | None = None,    # of the draws
     draws: Tensor | None = None,    # recorded draws for places 1 to K - 1, (L, K - 1)
 ) -> tuple[Tensor, Tensor]:         # slots (L, K), how many of them count (L,)
-    "Which hypothesis each place takes (rir Eq. 8-9)."
+    "The hypothesis of each place (rir Eq. 8-9)."
     check_choice("align", how, ALIGNMENTS)
     beam, there = scores.shape[1], scores > -torch.inf
     found = there.sum(1)
@@ -103,7 +103,7 @@ def search_levels(
     generator: torch.Generator | None = None,    # of the draws
     draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple[Tensor, Tensor]:       # results (B, K, ...), scores (B, K)
-    "Search the chunks of a level, then the chunks of what they left (rir section 3.1)."
+    "Search the chunks of each level, lowest first (rir section 3.1)."
     beam, widths, level = encoder.beam, lengths, 0
     results = leaves.repeat_interleave(beam, 0)
     scores = initial_scores(len(leaves), beam, encoder.leaf.weight)
@@ -133,8 +133,8 @@ class RIRBeam(CompiledBeam):
         align: str = "beam",           # hypotheses of a chunk: "beam", "random" or "string"
         inference: str = "flat",       # in evaluation: whole sentence, "flat", or chunks, "nested"
         rule: str = "always",          # a level is cut "always" after k nodes, or "late"
-        pre: str | None = "s4d",       # what runs over the tokens first: "s4d", or None
-        score_dim: int = 64,           # d, channels that the scorer sees; all if D is less
+        pre: str | None = "s4d",       # layer before chunking: "s4d", or None
+        score_dim: int = 64,           # d, channels that the scorer reads; all if D is less
         hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
         activation: str = "gelu",      # of the GRC: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
@@ -143,7 +143,7 @@ class RIRBeam(CompiledBeam):
         super().__init__(dim, beam, score_dim, hidden, activation, dropout, noise)
         check_choice("align", align, ALIGNMENTS)
         check_choice("inference", inference, ("flat", "nested"))
-        chunk_size(1, arity, rule)                             # refuses what cannot be cut by
+        chunk_size(1, arity, rule)                             # raises ValueError if invalid
         if pre not in ("s4d", None):
             raise ValueError(f"pre must be 's4d' or None, got {pre!r}")
         self.arity, self.align, self.inference, self.rule = arity, align, inference, rule
@@ -154,7 +154,7 @@ class RIRBeam(CompiledBeam):
         x: Tensor,                                   # token vectors, (B, N, D)
         mask: Tensor,                                # (B, N) bool, True = token, tokens first
         *,
-        trees: Tensor | None = None,                 # not used: trees are searched for
+        trees: Tensor | None = None,                 # not used: trees are searched
         generator: torch.Generator | None = None,    # of noise and draws
         trace: bool = False,                         # keep the final hypotheses
     ) -> EncoderOutput:                                   # root (B, D)
@@ -203,7 +203,7 @@ def literal_nested(
     generator: torch.Generator | None = None,    # of noise and draws
     trace: bool = False,   # not used: it keeps no trees
     draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
-) -> tuple:                # final states (B, K, D), scores (B, K); trees, which it does not keep
+) -> tuple:                # final states (B, K, D), scores (B, K); None for the trees
     "Recursion in recursion, step by step (rir section 3.1)."
     def search(*level):
         return literal_chunks(encoder, *level, generator)
