@@ -212,11 +212,11 @@ def literal_nested(
 
 # %% ../../nbs/implementations/rir_beam.ipynb #94d01898
 class SharedArena:
-    "Nodes of all levels, each made once if nothing is dropped (rir section 3.1)."
+    "Nodes of all levels, shared unless dropout is active (rir section 3.1)."
     def __init__(
         self,
         encoder,           # a RIRBeam
-        leaves: Tensor,    # leaf states, (L, D); they go to the places 1 to L, and 0 is nobody
+        leaves: Tensor,    # leaf states, (L, D); they go to the places 1 to L, and 0 is empty
         merges: int,       # compositions that every one of the K hypotheses needs at most
     ):
         (count, dim), width = leaves.shape, encoder.scorer.width
@@ -246,7 +246,7 @@ def make_pairs(
     arena: SharedArena,    # nodes; it grows
     codes: Tensor,         # of pairs of places, left * room + right, (R,)
 ) -> Tensor:               # places of their parents, (R,)
-    "Compose pairs, and remember what was dropped."
+    "Compose pairs, and store the dropout masks."
     new, room, keep = slice(arena.used, arena.used + len(codes)), len(arena.states), None
     left, right = (arena.states.index_select(0, at) for at in (codes // room, codes % room))
     cell = arena.encoder.grc
@@ -259,9 +259,9 @@ def make_pairs(
 # %% ../../nbs/implementations/rir_beam.ipynb #bfffbb4a
 def score_places(
     arena: SharedArena,    # nodes
-    left: Tensor,          # places of left neighbours, 0 for nobody, any shape
-    right: Tensor,         # places of right neighbours, same shape
-) -> Tensor:               # u, -inf where one of them is nobody, same shape
+    left: Tensor,          # places of left neighbors, 0 for none, any shape
+    right: Tensor,         # places of right neighbors, same shape
+) -> Tensor:               # u, -inf where one of them is missing, same shape
     "Scores of pairs, from halves."
     as_right, as_left = (half.index_select(0, at.flatten())
                          for half, at in zip(arena.halves, (right, left)))
@@ -273,7 +273,7 @@ def find_or_make(
     left: Tensor,          # places of left children, (R,)
     right: Tensor,         # places of right children, (R,)
 ) -> Tensor:               # places of their parents, (R,)
-    "Compose pairs that the arena has not met."
+    "Compose pairs, reusing nodes that the arena holds."
     codes = left * len(arena.states) + right
     if arena.kept is not None:
         return make_pairs(arena, codes)
@@ -287,7 +287,7 @@ def find_or_make(
 
 # %% ../../nbs/implementations/rir_beam.ipynb #6421fbc3
 class Level(NamedTuple):
-    "What the search of one level leaves behind."
+    "The decisions of the search of one level."
     below: Tensor          # results of the level below in each hypothesis, (M, K, W)
     sizes: Tensor          # nodes of each chunk, (M,)
     around: Tensor         # outer left, left, right, outer right of every merge, (T, M, K, 4)
@@ -299,8 +299,8 @@ def blank_level(
     below: Tensor,         # results of the level below in each hypothesis, (M, K, W)
     sizes: Tensor,         # nodes of each chunk, (M,)
     like: Tensor,          # gives the type of scores
-) -> Level:                # boxes to be filled
-    "Room for what the search of a level decides."
+) -> Level:                # empty tensors to be filled
+    "Allocate the decisions of one level."
     chunks, beam, width = below.shape
     boxes = below.new_zeros(width - 1, chunks, beam, 5)
     parents = torch.arange(beam, device=below.device).repeat(width - 1, chunks, 1)
@@ -369,7 +369,7 @@ def survivors(
     levels: list[Level],   # decisions, lowest level first
     alive: Tensor,         # final hypotheses that there are, (B, K) bool
 ) -> list:                 # lineages and first rows of every level, lowest first
-    "What the final hypotheses consist of."
+    "The lineages of the final hypotheses in every level."
     found, used = [], alive
     for level in levels[::-1]:
         lines, origin = trace_level(level, used)
@@ -397,7 +397,7 @@ def concat_lineages(
 def birth_steps(
     lines: Lineages,       # of a level
 ) -> Tensor:               # step before which each node around a merge was there, (M, K, T, 4)
-    "When each node appeared in its lineage; 0 if it was there at the beginning."
+    "The step in which each node appeared in its lineage; 0 for initial nodes."
     if not lines.made.shape[-1]:
         return lines.around
     made, steps = lines.made.sort(-1)
@@ -413,7 +413,7 @@ def pair_scores(
     number: Tensor,        # of every place of the arena
     found: list,           # lineages and first rows of every level, lowest first
 ) -> tuple[Tensor, list]:  # u of the different pairs (P,); of each level which they are, P for none
-    "Score all pairs that ever stood in a surviving hypothesis, each once."
+    "Score each pair that occurred in a surviving hypothesis, once."
     lefts, rights = zip(*((lines.around[..., :3], lines.around[..., 1:]) for lines, _ in found))
     real = [(left > 0) & (right > 0) for left, right in zip(lefts, rights)]
     codes = [(number[left] * len(nodes) + number[right])[there]
@@ -432,7 +432,7 @@ def nested_scores(
     levels: list[Level],   # decisions, lowest level first
     found: list,           # lineages and first rows of every level
 ) -> Tensor:               # s, scores of the final hypotheses that there are, (B, K)
-    "Add up what hypotheses brought along and what they added (rir section 3.1)."
+    "Final scores: initial scores plus the sums of all levels (rir section 3.1)."
     total = None
     for level, (lines, origin), three in zip(levels, found, pairs):
         steps, since = torch.arange(lines.made.shape[2], device=logits.device), birth_steps(lines)
@@ -450,10 +450,10 @@ def nested_search(
     leaves: Tensor,        # leaf states, (B, N, D), longest sentences first
     lengths: Tensor,       # tokens of every sentence, (B,)
     generator: torch.Generator | None = None,    # of noise and draws
-    trace: bool = False,   # tell the final trees
+    trace: bool = False,   # return the final trees
     draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
-    "Search all levels without gradients, then replay what survived them (rir section 3.1)."
+    "Search all levels without gradients, then replay the survivors (rir section 3.1)."
     leaves, levels = leaves[length_mask(lengths, leaves.shape[1])], []
     with torch.no_grad():
         arena = SharedArena(encoder, leaves, int((lengths - 1).sum()))
@@ -482,7 +482,7 @@ def nested_trees(
     roots: Tensor,         # places of the final nodes, (B, K)
     lengths: Tensor,       # tokens of every sentence, (B,)
 ) -> Tensor:               # composition steps of the final hypotheses, (B, K, N)
-    "In which step each position joined its neighbour."
+    "The step in which each position was merged into its neighbor."
     leaves, room = int(lengths.sum()), len(arena.states)
     children = [divmod(code, room) for code in arena.codes[:arena.used].tolist()]
     ends = [0, *(place for length in lengths.tolist() for place in range(length))]
