@@ -211,7 +211,7 @@ class NDR(RoutingLayer, Encoder):
         mask: Tensor,                                # (B, N) bool, True = token, tokens first
         *,
         trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # draws who sits out, in training
+        generator: torch.Generator | None = None,    # draws skipped positions, in training
         trace: bool = False,                         # keep attention and gates
     ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
         return route(self, x, mask, generator, trace)
@@ -240,7 +240,7 @@ def route(
     encoder,                                     # an NDR
     x: Tensor,                                   # token vectors, (B, N, D)
     mask: Tensor,                                # (B, N) bool, True = token, tokens first
-    generator: torch.Generator | None = None,    # draws who sits out, in training
+    generator: torch.Generator | None = None,    # draws skipped positions, in training
     trace: bool = False,                         # keep attention and gates of every layer
     layers: int | None = None,                   # how many; what the encoder says if not given
 ) -> EncoderOutput:                              # root (B, D), states (B, N, D)

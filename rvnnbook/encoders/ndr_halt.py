@@ -169,8 +169,8 @@ class HaltingNDR(NDR):
         mask: Tensor,                                # (B, N) bool, True = token, tokens first
         *,
         trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # draws who sits out, in training
-        trace: bool = False,                         # keep attention, gates, and who is left
+        generator: torch.Generator | None = None,    # draws skipped positions, in training
+        trace: bool = False,                         # keep attention, gates, and existence
     ) -> EncoderOutput:                              # root (B, D), states (B, N, D), penalty
         return route_and_halt(self, x, mask, generator, trace)
 
@@ -193,8 +193,8 @@ def route_and_halt(
     encoder: HaltingNDR,                         # gives the layers, and says when to stop
     x: Tensor,                                   # token vectors, (B, N, D)
     mask: Tensor,                                # (B, N) bool, True = token, tokens first
-    generator: torch.Generator | None = None,    # draws who sits out, in training
-    trace: bool = False,                         # keep attention, gates, and who is left
+    generator: torch.Generator | None = None,    # draws skipped positions, in training
+    trace: bool = False,                         # keep attention, gates, and existence
 ) -> EncoderOutput:                              # root (B, D), states (B, N, D), penalty
     "Layers until a sentence is done, or the limit."
     states, there, story = check_batch(x, mask, encoder.dim), mask, [] if trace else None
@@ -223,7 +223,7 @@ def route_and_halt(
 def layer_of(
     encoder: HaltingNDR,                         # gives the layers, and says when to stop
     there: Tensor,                               # True = token, START or END, (B, N) bool
-    generator: torch.Generator | None = None,    # draws who sits out, in training
+    generator: torch.Generator | None = None,    # draws skipped positions, in training
 ) -> Callable:                                   # a step for `until_taken` and `until_sure`
     "The router's layer for some sentences of a batch, with the positions that skip it."
     chance = encoder.gate_dropout if encoder.training else 0

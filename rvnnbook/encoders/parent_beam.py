@@ -30,7 +30,7 @@ class Arena:
         room: int,             # most pairs that may be asked for
     ):
         total = 1 + len(leaves) + room
-        self.encoder, self.used = encoder, 1 + len(leaves)         # place 0 is nobody
+        self.encoder, self.used = encoder, 1 + len(leaves)         # place 0: no node
         self.states, self.scores = F.pad(leaves, (0, 0, 1, room)), leaves.new_zeros(total)
         self.children = torch.zeros(total, 2, dtype=torch.int64, device=leaves.device)
         self.table = self.children.new_zeros(2 * total)            # where a pair was put last
@@ -40,9 +40,9 @@ class Arena:
 
     def compose(
         self,
-        left: Tensor,          # places of left children, 0 for nobody, (...)
+        left: Tensor,          # places of left children, 0 for no node, (...)
         right: Tensor,         # places of right children, (...)
-    ) -> Tensor:               # places of their parents, 0 where a child is nobody, (...)
+    ) -> Tensor:               # places of their parents, 0 where a child is no node, (...)
         "Look pairs up, and compose the new ones."
         there = (left > 0) & (right > 0)
         pairs = torch.stack([left[there], right[there]], 1)
@@ -229,7 +229,7 @@ def parent_search(
     nodes = replay(encoder.grc, flat, plan, keep)
     logits = encoder.scorer[0](nodes[len(flat):]).squeeze(-1)
     number = plan.number - len(flat)
-    number[0] = len(logits)                                        # nobody
+    number[0] = len(logits)                                        # no node
     scores = lifetime_scores(logits, number, lives, scores).to(leaves.dtype)
     roots = nodes[plan.number[found.roots]]
     return torch.where(scores[..., None] > -torch.inf, roots, 0), scores, found.history

@@ -186,7 +186,7 @@ class IRU(nn.Module):
         dim: int,                      # D
         depth: int = 1,                # L, levels of gates that are networks, >= 0
         base: str | Callable = "linear",   # F: "linear", "lstm", or make(dim, nodes)
-        share: str = "depth",          # who shares F: all of one "depth", or no other "node"
+        share: str = "depth",          # F shared by all nodes of a "depth", or by no other "node"
     ):
         super().__init__()
         self.bases = make_bases(dim, depth, base, share)
@@ -242,7 +242,7 @@ class SelfIRU(Encoder):
         dim: int,                      # D, width of token vectors and of the root
         depth: int = 1,                # L, levels of gates that are networks, >= 0
         base: str | Callable = "linear",   # F: "linear", "lstm", or make(dim, nodes)
-        share: str = "depth",          # who shares F: all of one "depth", or no other "node"
+        share: str = "depth",          # F shared by all nodes of a "depth", or by no other "node"
         directions: int = 1,           # 1: left to right; 2: both, each of width D / 2
     ):
         super().__init__()
