@@ -22,7 +22,7 @@ def fold_prefixes(
     mask: Tensor,                  # (M, A) bool, True = element, elements first
     start: str = "zero",           # "zero": h_0 = 0; "first": h_1 = x_1
 ) -> Tensor:                       # h_1, ..., h_A, the last one again on padding, (M, A, S)
-    "What is kept after each element of every row (rir Eq. 2)."
+    "The state after each element of every row (rir Eq. 2)."
     check_choice("start", start, STARTS)
     arriving = list(zip(states.unbind(1), mask[..., None].unbind(1)))
     kept, history = torch.zeros_like(states[:, 0]), []
@@ -39,7 +39,7 @@ def fold_left(
     states: Tensor,                # x_1, ..., x_A, (M, A, S), finite on padding
     mask: Tensor,                  # (M, A) bool, True = element, elements first
     start: str = "zero",           # "zero": h_0 = 0; "first": h_1 = x_1
-) -> Tensor:                       # what is kept at the end, 0 for an empty row, (M, S)
+) -> Tensor:                       # last state, 0 for an empty row, (M, S)
     "Fold every row from the left (rir Eq. 2)."
     return fold_prefixes(cell, states, mask, start)[:, -1]
 
@@ -49,7 +49,7 @@ def read_halves(
     tokens: Tensor,           # (B, N, D), finite on padding
     mask: Tensor,             # (B, N) bool, True = token, tokens first
     start: str = "zero",      # "zero" or "first"
-) -> Tensor:                  # their states side by side, zero on padding, (B, N, D)
+) -> Tensor:                  # concatenated states, zero on padding, (B, N, D)
     "Fold a batch in one direction, or half of its channels in each."
     parts = tokens.chunk(len(cells), -1)
     states = [fold_prefixes(cells[0], parts[0], mask, start)]
