@@ -477,7 +477,7 @@ def restore(
 # %% ../../nbs/workshop/train.ipynb #77725add
 @contextmanager
 def stop_signals():      # list of the signals that came
-    "Note SIGINT and SIGTERM instead of dying of them; a second one kills as usual."
+    "Record SIGINT and SIGTERM; a second one of a kind has its usual effect."
     came, main = [], threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
 
