@@ -303,7 +303,7 @@ def test_the_command_knows_what_can_be_measured(capsys):
 
 def test_a_form_is_what_its_name_says(monkeypatch):
     searches = []
-    for name in ("search", "compiled_search"):
+    for name in ("arena_search", "compiled_search"):
         where = compiled_beam if name == "compiled_search" else efficient_beam
         form = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *args, form=form, name=name: searches.append(name) or form(*args))
@@ -311,7 +311,7 @@ def test_a_form_is_what_its_name_says(monkeypatch):
         searches.clear()
         if form.startswith("library"):
             measure("beam_tree", form, 40, 1, 4)
-            first = "compiled_search" if "compiled" in form else "search"
+            first = "compiled_search" if "compiled" in form else "arena_search"
             assert searches[:2] == [first, first] and searches[-1] == first
     assert usual_forms("beam_tree") == tuple(BEAM.forms) and "library, compiled" not in usual_forms("beam_tree", "cuda")
     monkeypatch.setattr(module, "find_spec", lambda name: None)

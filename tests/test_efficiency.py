@@ -124,7 +124,7 @@ def test_later_records_replace_lines(monkeypatch):
         metrics = {f"4 to 6 tokens, {name}": {"seconds": seconds, "memory_mb": 1.0, "count": 1}}
         return efficiency_record(metrics, dict(encoders=[name], ranges=[(4, 6)], samples=1), code_hashes(), 1.0)
     kept = [record("lstm", 1.0), record("bilstm", 2.0), record("lstm", 3.0)]
-    monkeypatch.setattr(module, "read", lambda name: kept)
+    monkeypatch.setattr(module, "read_records", lambda name: kept)
     metrics, about = recorded_efficiency()
     assert by_range(metrics, "lstm", "seconds") == {(4, 6): 3.0} and by_range(metrics, "bilstm", "seconds") == {(4, 6): 2.0}
     assert len(about) == 1 and "Width 128" in about[0]

@@ -288,7 +288,7 @@ def test_without_scipy(tmp_path):
     code = ("import sys; sys.modules['scipy'] = None\n"
             "from rvnnbook.data.music import *\n"
             "music = make_music((1, 1, 1))\n"
-            "for function, *values in ((read_music, sys.argv[1]), (parse_music, b''), (pack_music, music), (published, 'jsb', '/absent')):\n"
+            "for function, *values in ((read_music, sys.argv[1]), (parse_music, b''), (pack_music, music), (published_music, 'jsb', '/absent')):\n"
             "    try: function(*values)\n"
             "    except MusicError as error: print(error)")
     said = subprocess.run([sys.executable, "-c", code, tmp_path / "music.mat"], cwd=Path(__file__).parents[1], check=True, capture_output=True, text=True).stdout.splitlines()

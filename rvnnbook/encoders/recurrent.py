@@ -11,19 +11,24 @@ from ..core import Encoder, EncoderOutput, check_batch
 from ..layers.masking import reverse_tokens
 
 # %% ../../nbs/implementations/recurrent.ipynb #ee600b4e
+def _read_layer(reader, x):
+    "States of a layer; under CPU autocast an LSTM rounds its input only: few CPUs have the kernel."
+    if not (isinstance(reader, nn.LSTM) and x.device.type == "cpu"
+            and torch.is_autocast_enabled("cpu")):
+        return reader(x)[0]
+    rounded = x.to(torch.get_autocast_dtype("cpu")).to(reader.weight_ih_l0.dtype)
+    with torch.autocast("cpu", enabled=False):
+        return reader(rounded)[0]
+
 def read_layer(
     readers: nn.ModuleList,   # one LSTM, or two: left to right, right to left
     x: Tensor,                # (B, N, D), finite on padding
     mask: Tensor,             # (B, N) bool, True = token, tokens first
 ) -> Tensor:                  # their states side by side, zero on padding, (B, N, D)
     "States of one LSTM layer in one direction or in both."
-    tokens = x
-    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):    # few CPUs have the kernel
-        tokens = x.to(torch.get_autocast_dtype("cpu")).to(readers[0].weight_ih_l0.dtype)
-    with torch.autocast("cpu", enabled=False):
-        states = [readers[0](tokens)[0]]
-        if len(readers) == 2:
-            states.append(reverse_tokens(readers[1](reverse_tokens(tokens, mask))[0], mask))
+    states = [_read_layer(readers[0], x)]
+    if len(readers) == 2:
+        states.append(reverse_tokens(_read_layer(readers[1], reverse_tokens(x, mask)), mask))
     return torch.where(mask[..., None], torch.cat(states, -1), 0).to(x.dtype)
 
 def read_to_the_end(
