@@ -655,9 +655,9 @@ def test_a_merge_mends_a_lost_trace_and_tells_of_other_numbers(tmp_path):
 def test_concurrent_merges_add_each_record_once(tmp_path):
     sent = [machine(tmp_path / f"away-{number}", [make(seed=seed, rule="x" * 5000, trace=digest(TRACE, 12)) for seed in range(number * 10, number * 10 + 20)])
             for number in range(4)]
-    code = ("import sys; from pathlib import Path; from rvnnbook.lab.runs import append, merge; from tests.records import make\n"
+    code = ("import sys; from pathlib import Path; from rvnnbook.lab.runs import append, merge_records; from tests.records import make\n"
             "home, number, *sent = sys.argv[1:]\n"
-            "added = merge(map(Path, sent), Path(home)).added; append(make(seed=1000 + int(number)), folder=Path(home)); print(len(added))")
+            "added = merge_records(map(Path, sent), Path(home)).added; append(make(seed=1000 + int(number)), folder=Path(home)); print(len(added))")
     writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path / "home", str(number), *sent[number:], *sent[:number]], cwd=ROOT,
                                 stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}) for number in range(4)]
     added = [int(writer.communicate()[0]) for writer in writers]
