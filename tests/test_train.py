@@ -394,8 +394,8 @@ def test_lower_precision_trains_in_it_and_keeps_the_weights_whole():
 
     def loss(model, batch):
         out = model(batch.ids, batch.mask, trees=batch.trees)
-        kinds.add(out.root.dtype)
-        return nn.functional.cross_entropy(out.root.float(), batch.labels)
+        kinds.add(out.logits.dtype)
+        return nn.functional.cross_entropy(out.logits.float(), batch.labels)
 
     model, outcome = go(precision="bf16", loss=loss)
     assert kinds == {torch.bfloat16} and all(tensor.dtype == torch.float32 for tensor in model.parameters())

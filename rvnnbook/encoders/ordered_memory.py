@@ -332,9 +332,11 @@ def compose_slots(
     if not slots.shape[1]:
         return slots
     cell = memory.cell
+    given = [part.to(cell.w1.weight.dtype) for part in (token, slots, above)]
     with torch.autocast(token.device.type, enabled=False):
-        return ComposeSlots.apply(token, slots, above, memory, cell.w1.weight, cell.w1.bias,
-                                  cell.w2.weight, cell.w2.bias, *memory.norm.parameters())
+        made = ComposeSlots.apply(*given, memory, cell.w1.weight, cell.w1.bias, cell.w2.weight,
+                                  cell.w2.bias, *memory.norm.parameters())
+    return made.to(slots.dtype)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #76730c0e
 def rows_reading(

@@ -30,8 +30,8 @@ def _head_layers(dim, classes, layers):
     if layers not in (1, 2) or classes < 2:
         raise ValueError("a head has 1 or 2 layers and at least 2 classes, "
                          f"got layers={layers}, classes={classes}")
-    hidden = [nn.Linear(dim, dim) for _ in range(layers - 1)]
-    return nn.ModuleList(hidden + [nn.Linear(dim, 1 if classes == 2 else classes)])
+    hidden, last = nn.Linear(dim, dim), nn.Linear(dim, 1 if classes == 2 else classes)
+    return nn.ModuleList([hidden] * (layers - 1) + [last])
 
 # %% ../../nbs/heads.ipynb #180132f3
 class Classifier(nn.Module):
