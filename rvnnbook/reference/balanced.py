@@ -11,7 +11,10 @@ from torch.nn import functional as F
 # %% ../../nbs/balanced.ipynb #4e786588
 class GRC(nn.Module):
     "Gated recursive cell: children l, r (..., D) to their parent (..., D) (crvnn Eq. 14-15)."
-    def __init__(self, dim: int):
+    def __init__(
+        self,
+        dim: int,  # D, width of a vector
+    ):
         super().__init__()
         self.w1, self.w2 = nn.Linear(2 * dim, 4 * dim), nn.Linear(4 * dim, 4 * dim)
         self.norm = nn.LayerNorm(dim)
@@ -51,7 +54,11 @@ class RNNGRC(nn.Module):
 
     Arguments: dim, width D; start, "zero" for h_0 = 0 or "first" for h_1 = x_1.
     """
-    def __init__(self, dim: int, start: str = "zero"):
+    def __init__(
+        self,
+        dim: int,             # D, width of a vector
+        start: str = "zero",  # "zero" or "first": what the recurrence starts from
+    ):
         super().__init__()
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.fwd, self.start = GRC(dim), start
@@ -68,7 +75,10 @@ class BBTGRC(nn.Module):
 
     Arguments: dim, width D. Needs no parse; ceil(log2 N) sequential compositions.
     """
-    def __init__(self, dim: int):
+    def __init__(
+        self,
+        dim: int,  # D, width of a vector
+    ):
         super().__init__()
         self.leaf, self.leaf_norm, self.grc = nn.Linear(dim, dim), nn.LayerNorm(dim), GRC(dim)
 

@@ -32,8 +32,15 @@ class HaltByExistence(NDR):
     Input: token vectors (N, D). Output: sentence vector (D,), existence (N + 2,), halt penalty in
     nats, number of layers used.
     """
-    def __init__(self, dim: int, layers: int = 20, heads: int = 4, consumers: int = 1,
-                 threshold: float = .01, **options):
+    def __init__(
+        self,
+        dim: int,                # D, width of a vector
+        layers: int = 20,        # number of layers in training
+        heads: int = 4,          # H, divides D
+        consumers: int = 1,      # compositions that use up a position
+        threshold: float = .01,  # existence or doubt below which a position has halted
+        **options,               # of NDR
+    ):
         super().__init__(dim, layers, heads, **options)
         self.consumers, self.threshold = consumers, threshold
 
@@ -57,8 +64,15 @@ class HaltByProbability(NDR):
     Input: token vectors (N, D). Output: sentence vector (D,), weights of the layers (T, N + 2),
     mean penalty T_i + R_i, number of layers used.
     """
-    def __init__(self, dim: int, layers: int = 20, heads: int = 4, threshold: float = .01,
-                 halt_bias: float = -3., **options):
+    def __init__(
+        self,
+        dim: int,                # D, width of a vector
+        layers: int = 20,        # number of layers in training
+        heads: int = 4,          # H, divides D
+        threshold: float = .01,  # existence or doubt below which a position has halted
+        halt_bias: float = -3.,  # initial bias of the halting logit
+        **options,               # of NDR
+    ):
         super().__init__(dim, layers, heads, **options)
         self.threshold, self.sure = threshold, nn.Linear(dim, 1)
         nn.init.constant_(self.sure.bias, halt_bias)

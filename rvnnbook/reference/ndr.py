@@ -15,7 +15,11 @@ class RouterAttention(nn.Module):
 
     Arguments: dim, width D; heads, must divide D. Cost O(N^2 D).
     """
-    def __init__(self, dim: int, heads: int):
+    def __init__(
+        self,
+        dim: int,    # D, width of a vector
+        heads: int,  # H, divides D
+    ):
         super().__init__()
         self.heads, width = heads, dim // heads
         self.q, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(2))
@@ -43,12 +47,18 @@ class RouterAttention(nn.Module):
         return self.out((weights @ values).transpose(0, 1).flatten(1))
 
 # %% ../../nbs/ndr.ipynb #caab8402
-def feed_forward(dim: int, hidden: int) -> nn.ModuleList:
+def feed_forward(
+    dim: int,     # D, width of a vector
+    hidden: int,  # width of the hidden layer
+) -> nn.ModuleList:
     "Two linear layers, with a ReLU in between when `apply_feed_forward` applies them."
     return nn.ModuleList([nn.Linear(dim, hidden), nn.Linear(hidden, dim)])
 
 
-def apply_feed_forward(layers: nn.ModuleList, x: Tensor) -> Tensor:
+def apply_feed_forward(
+    layers: nn.ModuleList,  # number of layers in training
+    x: Tensor,              # states, (..., D)
+) -> Tensor:
     "Linear, ReLU, linear: (..., D) -> (..., D)."
     return layers[1](layers[0](x).relu())
 
@@ -56,13 +66,13 @@ def apply_feed_forward(layers: nn.ModuleList, x: Tensor) -> Tensor:
 class NDR(nn.Module):
     """Neural Data Router for one sentence (Csordás et al. 2022; design_space section 3).
 
-    Arguments: dim, width D; layers, applications T of the shared layer; heads; hidden and
-    gate_hidden, widths of the two networks; readout, "start" or "end", the position that is read.
     Input: token vectors (N, D). Output: sentence vector (D,), gates (T, N + 2, D), attention
-    weights (T, heads, N + 2, N + 2), with START and END.
-    """
-    def __init__(self, dim: int, layers: int = 20, heads: int = 4, hidden: int | None = None,
-                 gate_hidden: int | None = None, gate_bias: float = -3., readout: str = "start"):
+    weights (T, heads, N + 2, N + 2), with START and END."""
+    def __init__(self, dim: int, layers: int = 20, heads: int = 4,   # D; T steps; H, divides D
+                 hidden: int | None = None,        # width of the data network, 2 D if not given
+                 gate_hidden: int | None = None,   # width of the gate network, D if not given
+                 gate_bias: float = -3.,           # initial bias of the gate
+                 readout: str = "start"):          # position that is read, "start" or "end"
         super().__init__()
         self.steps, self.readout = layers, readout
         self.start, self.end = (nn.Parameter(torch.randn(dim)) for _ in range(2))

@@ -16,7 +16,11 @@ class FoldInner(nn.Module):
 
     Arguments: dim, width D; start, "first" for h_1 = x_1 or "zero" for h_0 = 0.
     """
-    def __init__(self, dim: int, start: str = "first"):
+    def __init__(
+        self,
+        dim: int,              # D, width of a vector
+        start: str = "first",  # "zero" or "first": what the recurrence starts from
+    ):
         super().__init__()
         self.grc, self.start = GRC(dim), start
 
@@ -31,7 +35,11 @@ class GreedyInner(nn.Module):
 
     Arguments: dim, width D; score_dim, channels of a node that the scorer sees.
     """
-    def __init__(self, dim: int, score_dim: int = 64):
+    def __init__(
+        self,
+        dim: int,             # D, width of a vector
+        score_dim: int = 64,  # channels that the scorer reads, at most D
+    ):
         super().__init__()
         self.grc, width = GRC(dim), min(dim, score_dim)
         self.scorer = nn.ModuleList([nn.Linear(2 * width, width), nn.Linear(width, 1)])
@@ -55,7 +63,13 @@ class RIR(nn.Module):
     arity, nodes k in a chunk; pre, a module (N, D) -> (N, D) that runs before the cut, or None.
     At most f(k) * ceil(log_k N) sequential steps, where f(k) are those of the inner model.
     """
-    def __init__(self, dim: int, inner: nn.Module, arity: int = 30, pre: nn.Module | None = None):
+    def __init__(
+        self,
+        dim: int,                      # D, width of a vector
+        inner: nn.Module,              # recursive kernel: chunk (A, D) to (D,)
+        arity: int = 30,               # k, nodes in a chunk, >= 2
+        pre: nn.Module | None = None,  # model before chunking, such as S4D, or none
+    ):
         super().__init__()
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.inner, self.arity, self.pre = inner, arity, pre

@@ -62,8 +62,15 @@ class RIREBTGRC(nn.Module):
     "random" or "string"; score_dim, channels of a node that the scorer sees; pre, a module
     (N, D) -> (N, D) that runs before the cut, or None.
     """
-    def __init__(self, dim: int, beam: int = 7, arity: int = 30, how: str = "beam",
-                 score_dim: int = 64, pre: nn.Module | None = None):
+    def __init__(
+        self,
+        dim: int,                      # D, width of a vector
+        beam: int = 7,                 # K, hypotheses kept
+        arity: int = 30,               # k, nodes in a chunk, >= 2
+        how: str = "beam",             # alignment: "beam", "string" or "random"
+        score_dim: int = 64,           # channels that the scorer reads, at most D
+        pre: nn.Module | None = None,  # model before chunking, such as S4D, or none
+    ):
         super().__init__()
         self.leaf, self.leaf_norm, self.grc = nn.Linear(dim, dim), nn.LayerNorm(dim), GRC(dim)
         self.width = min(dim, score_dim)
@@ -90,7 +97,7 @@ class RIREBTGRC(nn.Module):
 
 # %% ../../nbs/beam_alignment.ipynb #f8ff3a36
 def encode_nested(
-    model: RIREBTGRC,
+    model: RIREBTGRC,                            # its parts are used
     x: Tensor,                                   # token vectors, (N, D)
     nested: bool = True,                         # chunks of k, or the sentence as one chunk
     generator: torch.Generator | None = None,    # of the alignment's draws

@@ -27,7 +27,12 @@ class Retrieve(nn.Module):
     Arguments: dim, width D; heads, number of heads (even for xPos); position, "xpos", "rotary"
     or "none". Cost O(N^2 D).
     """
-    def __init__(self, dim: int, heads: int, position: str = "xpos"):
+    def __init__(
+        self,
+        dim: int,                # D, width of a vector
+        heads: int,              # H, divides D
+        position: str = "xpos",  # "xpos", "rotary" or "none"
+    ):
         super().__init__()
         self.heads, self.position, self.norm = heads, position, nn.LayerNorm(dim)
         self.queries, self.keys, self.values, self.out = (
@@ -52,10 +57,14 @@ class Retrieve(nn.Module):
         found = torch.einsum("hij,jhw->ihw", self.weights(states), values)
         return states + self.out(found.flatten(1))
 
-# %% ../../nbs/transformer.ipynb #8bb26168
+# %% ../../nbs/transformer.ipynb #6a1d93e8
 class Compose(nn.Module):
     "Feed-forward network at every position, (N, D) -> (N, D) (Vaswani et al. 2017)."
-    def __init__(self, dim: int, hidden: int):
+    def __init__(
+        self,
+        dim: int,       # D, width of a state
+        hidden: int,    # width of the hidden layer
+    ):
         super().__init__()
         self.norm = nn.LayerNorm(dim)
         self.w1, self.w2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
@@ -63,17 +72,22 @@ class Compose(nn.Module):
     def forward(self, found: Tensor) -> Tensor:
         return found + self.w2(F.gelu(self.w1(self.norm(found))))
 
-
+# %% ../../nbs/transformer.ipynb #8bb26168
 class Transformer(nn.Module):
     """Transformer encoder for one sentence; with shared=True a Universal Transformer.
 
-    Arguments: dim, width D; layers, number of layers T; heads; hidden, width of the feed-forward
-    network (4 D if not given); position, "xpos", "rotary" or "none"; shared, one layer for all T.
     Input: token vectors (N, D). Output: sentence vector (D,), the state of START after the last
     layer; states before the first and after every layer, (T + 1, N + 1, D).
     """
-    def __init__(self, dim: int, layers: int = 6, heads: int = 4, hidden: int | None = None,
-                 position: str = "xpos", shared: bool = False):
+    def __init__(
+        self,
+        dim: int,                    # D, width of a state
+        layers: int = 6,             # T, number of layers
+        heads: int = 4,              # H, divides D
+        hidden: int | None = None,   # width of the feed-forward network, 4 D if not given
+        position: str = "xpos",      # "xpos", "rotary" or "none"
+        shared: bool = False,        # one layer for all T steps
+    ):
         super().__init__()
         self.steps, self.norm = layers, nn.LayerNorm(dim)
         self.start = nn.Parameter(torch.randn(dim))
