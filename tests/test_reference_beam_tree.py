@@ -10,7 +10,7 @@ from rvnnbook.encoders.beam_tree import steps_from_merges
 from rvnnbook.encoders.parent_beam import ParentBeam
 from rvnnbook.layers.cells import GRC as LibraryGRC
 from rvnnbook.reference import beam_tree
-from rvnnbook.reference.beam_tree import GRC, BeamTree, Hypothesis, Proposal, merge, mix
+from rvnnbook.reference.beam_tree import GRC, BeamTree, Hypothesis, Proposal, merge, soft_merge
 from tests.helpers import batch, slopes
 
 DIM = 6
@@ -67,7 +67,7 @@ def test_a_mixture_of_one_proposal_is_that_proposal():
     nodes, parents = torch.randn(5, DIM), torch.randn(4, DIM)
     for place in range(4):
         proposal = Proposal(Hypothesis(nodes, torch.tensor(0.0)), parents, place, torch.tensor(-1.0))
-        one, other = merge(proposal), mix([proposal])
+        one, other = merge(proposal), soft_merge([proposal])
         close(one.nodes, other.nodes, 1e-6)
         assert one.merges == other.merges == (place,) and one.score == other.score
 
