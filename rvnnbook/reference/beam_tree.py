@@ -72,8 +72,7 @@ class BeamTree(nn.Module):
 
     Beam search over merge orders: a step merges one pair of neighbors in every hypothesis and
     keeps the `beam` most probable results. The root is the average over the final hypotheses,
-    weighted by their probabilities. Ray Chowdhury and Caragea (2023), Beam Tree Recursive Cells.
-    """
+    weighted by their probabilities (Ray Chowdhury and Caragea 2023)."""
     def __init__(
         self,
         dim: int,              # D, width of token vectors and of the root
@@ -99,8 +98,8 @@ class BeamTree(nn.Module):
         proposals = [proposal for one in hypotheses for proposal in self.propose(one)]
         proposals.sort(key=lambda proposal: proposal.score.item(), reverse=True)
         kept, rest = proposals[:self.beam - self.soft], proposals[self.beam - self.soft:]
-        merged = [merge(proposal) for proposal in kept]
-        return merged + ([soft_merge(rest)] if self.soft and rest else [])
+        soft = [soft_merge(rest)] if self.soft and rest else []
+        return [*map(merge, kept), *soft]
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Hypothesis]]:    # (N, D) -> root (D,)
         hypotheses = [Hypothesis(self.leaf_norm(self.leaf(x)), x.new_zeros(()))]
