@@ -238,7 +238,7 @@ def test_steppers_move(browser, site, path, size):
 
 
 def test_table_one_can_be_stepped_through(built):
-    assert 'id="fig-table1-stepper"' in (SITE / "nbs" / "rvnn.html").read_text()
+    assert 'id="fig-table1-stepper"' in (SITE / "nbs" / "implementations" / "rvnn.html").read_text()
 
 
 def test_steppers_in_print(browser, site):
