@@ -1,5 +1,4 @@
 """Many runs from one file: what is refused, what is tried again, and what survives a kill at any moment."""
-import importlib.util
 import itertools
 import json
 import math
@@ -534,31 +533,53 @@ def test_progress_on_a_terminal_is_one_line(clone):
     assert shown.count(b"\n") == 0
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed. Remedy: pip install 'rvnnbook[ray]'")
-def test_ray_loses_a_worker_and_no_run(clone, monkeypatch):
-    import ray
+# Ray, on two nodes of this machine
+
+@pytest.fixture(scope="module")
+def two_nodes():
+    "The address of a cluster of two nodes with one core each, without dashboard and with small object stores."
+    from ray.cluster_utils import Cluster
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))                 # its workers import this package
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name in [name for name in os.environ if name.startswith("RVNNBOOK_")]:
+            patch.delenv(name)
+        node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+        try:
+            cluster.add_node(**node)
+            yield cluster.address
+        finally:
+            cluster.shutdown()
+
+
+def test_ray_loses_a_worker_and_no_run(clone, monkeypatch, two_nodes):
     from rvnnbook.lab.sweep import sweep as make
     monkeypatch.chdir(clone)
-    for name in ("RVNNBOOK_RUNS", "RVNNBOOK_DATA"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     plan = make_plan(write(clone, grid={"seed": [0, 1, 2]}, parameters={"steps": 200}))
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env={"working_dir": None})
-    try:
-        workers = set()
-        def show(line):
-            if workers or steps_done(clone) < 20:
-                return
-            for lock in clone.glob("runs/sweeps/some/locks/*.lock"):
-                run = int(lock.read_text().split()[0])
-                parent = int(Path(f"/proc/{run}/stat").read_text().rpartition(")")[2].split()[1])
-                workers.add(parent)
-            os.kill(min(workers), signal.SIGKILL)
-        found = make(plan, engine="ray", show=show)
-    finally:
-        ray.shutdown()
+    workers = set()
+
+    def show(line):
+        if workers or steps_done(clone) < 20:
+            return
+        for lock in clone.glob("runs/sweeps/some/locks/*.lock"):
+            run = int(lock.read_text().split()[0])
+            parent = int(Path(f"/proc/{run}/stat").read_text().rpartition(")")[2].split()[1])
+            workers.add(parent)
+        os.kill(min(workers), signal.SIGKILL)
+    found = make(plan, engine="ray", address=two_nodes, show=show)
     assert workers and [state.word for state in found.values()] == ["finished"] * 3
     ends = [event["code"] for event in read_journal(plan.folder / "journal.jsonl")[0] if event["event"] == "ended"]
     assert ends.count(0) == 3 and ends.count(1) == 1          # the worker that died, and no other
     assert sorted(found["count"]["value"] for found in results(clone).values()) == sorted(value(seed, 200) for seed in range(3))
+
+
+def test_sigterm_ends_a_sweep_on_ray_with_checkpoints(clone, two_nodes):
+    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 600})
+    process = start(clone, file, "--engine", "ray", "--address", two_nodes)
+    until(lambda: steps_done(clone) > 20)
+    process.send_signal(signal.SIGTERM)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and said.endswith("rvnnbook: stopped; the same command goes on\n"), (out, said)
+    assert 20 < steps_done(clone) < 1200 and results(clone) == {}

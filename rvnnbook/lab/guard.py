@@ -135,6 +135,7 @@ def work():
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, ask_to_stop)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})    # Ray's workers block it
     requests, nothing = os.fdopen(os.dup(0)), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)                                # a cell that reads finds an empty file
     os.close(nothing)

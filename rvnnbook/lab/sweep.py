@@ -690,7 +690,8 @@ def sweep(
                      place, plan.settings["limit"])
     pool = local_pool(plan, make) if engine == "local" else ray_pool(plan, make, address)
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with only_one(plan), forward_signals(plan), pool as (submit, workers):
+    # Ray sets a handler of its own for SIGTERM: the sweep's handlers come after the pool
+    with only_one(plan), pool as (submit, workers), forward_signals(plan):
         if again:
             note(plan.folder / "journal.jsonl", event="forgiven")
         try:
