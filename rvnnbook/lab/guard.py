@@ -5,7 +5,7 @@ __all__ = ['FINISHED', 'RAISED', 'REFUSED', 'GAVE_UP', 'STOPPED', 'MARK', 'START
            'LockHeld', 'Dead', 'send_message', 'begin_cell', 'end_cell', 'ask_to_stop', 'trainings', 'perform', 'work',
            'start_child', 'send_to_child', 'processes', 'family', 'end_all', 'Limits', 'Watch', 'split_message',
            'relay_output', 'poll_family', 'overdue', 'request_stop', 'collect_signals', 'exit_status', 'watched',
-           'environment', 'open_log', 'show', 'hold', 'guard', 'install_kernel_stop', 'read_note']
+           'environment', 'open_log', 'show', 'try_lock', 'hold', 'guard', 'install_kernel_stop', 'read_note']
 
 # %% ../../nbs/workshop/guard.ipynb #aac64fa3
 import importlib.resources
@@ -490,20 +490,30 @@ def show(
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 # %% ../../nbs/workshop/guard.ipynb #3f4dbd0e
+def try_lock(
+    path: Path,            # a file, made if it is not there, and never removed
+) -> int | None:           # the open file, which holds the lock; None if another process does
+    "Take a lock or do not; it lasts until every process that has the file open has closed it."
+    from filelock import lock_descriptor
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    file, held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
+    try:
+        held = lock_descriptor(file, blocking=False)
+        if held:
+            os.ftruncate(file, 0)      # removes the name of an earlier holder
+            return file
+    finally:
+        if not held:
+            os.close(file)
+
 def hold(
     path: Path,            # a file, made if it is not there, and never removed
 ) -> int:                  # the open file; the lock goes when everybody has closed it
     "Take a lock, or say who has it."
-    import fcntl
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        who = os.pread(file, 20, 0).decode().strip() or "another"
-        os.close(file)
-        raise LockHeld(f"process {who} is at this run already ({path})") from None
-    os.ftruncate(file, 0)
+    file = try_lock(path)
+    if file is None:
+        who = path.read_text()[:20].strip() or "another"
+        raise LockHeld(f"process {who} is at this run already ({path})")
     os.pwrite(file, f"{os.environ.get('RVNNBOOK_GUARD', os.getpid())}\n".encode(), 0)
     return file
 

@@ -3,9 +3,9 @@
 # %% auto #0
 __all__ = ['WORDS', 'LISTS', 'SETTINGS', 'SITTING', 'FINISHED', 'REFUSED', 'STOPPED', 'HELD', 'SweepError', 'read_sweep_text',
            'check_sweep_settings', 'rows', 'SweepTask', 'SweepPlan', 'check_tasks', 'is_scratch', 'make_plan',
-           'recorded_runs', 'note', 'read_journal', 'State', 'states', 'follow_runs', 'is_free', 'try_lock', 'sign',
-           'holder', 'Order', 'attempt_run', 'watch_run', 'command_of', 'Work', 'poll_runs', 'recorded_here', 'outcome',
-           'drive', 'sweep_progress', 'cores', 'slots', 'local_pool', 'ray_pool', 'only_one', 'forward_signals',
+           'recorded_runs', 'note', 'read_journal', 'State', 'states', 'follow_runs', 'is_free', 'sign', 'holder',
+           'Order', 'attempt_run', 'watch_run', 'command_of', 'Work', 'poll_runs', 'recorded_here', 'outcome', 'drive',
+           'sweep_progress', 'cores', 'slots', 'local_pool', 'ray_pool', 'only_one', 'forward_signals',
            'ask_runs_to_stop', 'stop_sweep', 'sweep', 'report', 'Unfinished', 'obey_sweep']
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
@@ -30,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from .guard import try_lock
 from .rerun import ParameterError, check_parameters, open_notebook, parse_value
 from .runs import digest, identity, results_folder, scan
 
@@ -311,24 +312,6 @@ def is_free(
     if lock is not None:
         os.close(lock)
     return lock is not None
-
-def try_lock(
-    path: Path,              # made if it is not there
-) -> int | None:             # an open file that holds the lock; None if somebody else does
-    "Take a lock or do not; it is given back when all who have the file open have closed it."
-    import fcntl
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(file, 0)            # nobody has signed it yet
-    except BlockingIOError:
-        os.close(file)
-        return None
-    except BaseException:
-        os.close(file)
-        raise
-    return file
 
 # %% ../../nbs/workshop/sweep.ipynb #417630c6
 def sign(
