@@ -17,7 +17,7 @@ from tests.helpers import JUPYTER, without
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
-EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "bytes", "design_space", "faults", "gold_trees", "images", "inference", "length_generalization", "listops", "logic", "music", "nested", "parsing", "sentiment", "sequences", "translation"]
+EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "bytes", "design_space", "gold_trees", "images", "inference", "length_generalization", "listops", "logic", "music", "nested", "parsing", "sentiment", "sequences", "translation"]
 COMMAND = Path(sys.executable).with_name("rvnnbook")
 
 
