@@ -117,7 +117,7 @@ def start_sweep(
 def steps_made(
     clone: Path,             # made by `make_clone`
 ) -> int:                    # of all runs together
-    "How far the trainings of a clone have come, by their newest checkpoints."
+    "Steps of all newest checkpoints of a clone."
     found = {}
     for path in Path(clone).glob("runs/tiny-*/stage-1/step-????????"):
         found[path.parent] = max(found.get(path.parent, 0), int(path.name.removeprefix("step-")))
@@ -138,10 +138,10 @@ def kill_runs(
 
 def under_fire(
     clone: Path,                 # made by `make_clone`
-    marks: Iterable[float],      # steps made in all when the blows fall, increasing
+    marks: Iterable[float],      # total steps at which the sweep is killed, increasing
     generator: random.Random,    # of how long after
 ) -> list[dict]:                 # a row for each blow: steps made, whether the sweep died alone
-    "Make the sweep of a clone, kill it at each mark, and let it come to its end."
+    "Run the sweep of a clone, kill it at each mark, then run it to its end."
     blows = []
     for mark in marks:
         process, lock = start_sweep(clone), Path(clone) / "runs" / "sweeps" / "sweep" / "lock"
@@ -166,7 +166,7 @@ def under_fire(
 def scores(
     clone: Path,             # made by `make_clone`
 ) -> dict[str, list]:        # metrics of every record, by the identity of its run
-    "What the runs of a clone came to."
+    "Metrics of the recorded runs of a clone."
     found = {}
     for record in read_records("tiny", Path(clone) / "nbs" / "results"):
         key = identity("tiny", record["parameters"], record["seed"])
@@ -174,10 +174,10 @@ def scores(
     return found
 
 def compare(
-    calm: dict[str, list],   # scores of a clone that nobody disturbed
-    shot: dict[str, list],   # of one under fire, with the same sweep
+    calm: dict[str, list],   # scores of an undisturbed clone
+    shot: dict[str, list],   # scores of the same sweep with kills
 ) -> dict[str, int]:
-    "How many runs were lost or doubled, and how many came out otherwise."
+    "Numbers of lost runs, of doubled runs and of records with other metrics."
     return {"records": sum(map(len, shot.values())),
             "lost": sum(key not in shot for key in calm),
             "doubled": sum(len(found) > 1 for found in shot.values()),
@@ -187,7 +187,7 @@ def compare(
 
 def damage(
     path: Path,                  # a file that is not empty
-    generator: random.Random,    # of chance
+    generator: random.Random,    # random
 ) -> str:                        # what was done, in words
     "Cut a file short or flip one of its bits."
     content = bytearray(path.read_bytes())
@@ -206,7 +206,7 @@ def injure(
     look: Callable,              # look(): reads them, and returns what it has read
     refusals: tuple,             # errors that are clear, if they name something in the folder
     times: int,                  # how often
-    generator: random.Random,    # of chance
+    generator: random.Random,    # random
 ) -> tuple[Counter, list]:       # how often each happened; in words, what went wrong
     "Damage one file at a time, look, and put it back."
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
@@ -331,7 +331,7 @@ def is_told(
     process: subprocess.Popen,       # a sweep that has to fail
     *words: str,                     # one of them must be said
 ) -> bool:
-    "Whether it failed, said why, and not by a traceback."
+    "Whether the sweep failed with a message and without a traceback."
     said = "".join(process.communicate())
     return (process.returncode in (1, 2) and "Traceback" not in said
             and any(word in said for word in words))
@@ -398,7 +398,7 @@ def circumstance(
     name: str,                       # one of CIRCUMSTANCES
     calm: dict[str, list],           # scores of the same sweep, undisturbed
 ) -> dict[str, int]:
-    "Whether one is told what is the matter, and whether all comes right by the same command."
+    "Whether the sweep reports the problem, and whether the same command then finishes all runs."
     told = CIRCUMSTANCES[name](clone)
     process = start_sweep(clone, "--again")
     process.communicate()
