@@ -290,7 +290,7 @@ def extract_trees(
     composes: Tensor,      # c of every round, (T, B, N)
     mask: Tensor,          # (B, N) bool, True = token
 ) -> Tensor:               # composition steps, (B, N)
-    "Trees from soft decisions: a position is merged when its sum reaches 0.5 (crvnn App. B)."
+    "Trees from soft decisions: a position is merged when its sum reaches 0.5 (crvnn section 5.3)."
     rounds = (composes.detach().double().cumsum(0) < 0.5).sum(0).tolist()
     trees = torch.zeros(mask.shape, dtype=torch.int64)
     for row, length in enumerate(mask.sum(1).tolist()):
@@ -462,7 +462,7 @@ def encode_fixed_tree(
     mask: Tensor,          # (B, N) bool, True = token
     trace: bool = False,   # keep the trees
 ) -> EncoderOutput:        # root (B, D)
-    "CRvNN along a fixed tree of the given shape for every sentence (crvnn section 4.4)."
+    "CRvNN along a fixed tree of the given shape for every sentence (crvnn section 5.2)."
     trees = torch.zeros(mask.shape, dtype=torch.int64)
     for row, length in zip(trees, mask.sum(1).tolist()):
         row[:length] = torch.tensor(simple_tree(SHAPES[encoder.structure], length))
