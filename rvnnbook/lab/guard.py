@@ -508,8 +508,8 @@ def try_lock(
 
 def hold(
     path: Path,            # a file, made if it is not there, and never removed
-) -> int:                  # the open file; the lock goes when everybody has closed it
-    "Take a lock, or say who has it."
+) -> int:                  # the open file; the lock ends when every process has closed it
+    "Take a lock; raise LockHeld with the number of its holder if it is taken."
     file = try_lock(path)
     if file is None:
         who = path.read_text()[:20].strip() or "another"
