@@ -20,8 +20,8 @@ setup: .venv/ready  ## make .venv, with the package and all that the book needs
 book: .venv/ready  ## set up, execute the chapters that changed, build the site
 	@$(BIN)/rvnnbook book
 
-chapter: .venv/ready  ## execute one chapter and build its page: make chapter NB=nbs/listops.ipynb
-	@test -n "$(NB)" || { echo "say which: make chapter NB=nbs/listops.ipynb" >&2; exit 2; }
+chapter: .venv/ready  ## execute one chapter and build its page: make chapter NB=nbs/crvnn.ipynb
+	@test -n "$(NB)" || { echo "say which: make chapter NB=nbs/crvnn.ipynb" >&2; exit 2; }
 	@$(BIN)/rvnnbook book --chapter $(NB)
 
 test: book  ## judge the executed chapters, the package, the command line and the built site

@@ -132,8 +132,8 @@ def least_spent(page, record, folder, monkeypatch):
 
 
 def test_a_page_that_seems_dear_is_measured_again(tmp_path, monkeypatch):
-    assert 0 < least_spent("nbs/pair", {"cells": [{"lesson": 99}]}, tmp_path, monkeypatch) <= 5
-    assert least_spent("nbs/pair", {"cells": [{"lesson": 1}, {"lesson": 2}]}, tmp_path, monkeypatch) == 3
+    assert 0 < least_spent("nbs/implementations/pair", {"cells": [{"lesson": 99}]}, tmp_path, monkeypatch) <= 5
+    assert least_spent("nbs/implementations/pair", {"cells": [{"lesson": 1}, {"lesson": 2}]}, tmp_path, monkeypatch) == 3
     assert 1 <= pace() <= 2
 
 

@@ -73,7 +73,7 @@ def is_fresh(
 # %% ../../nbs/workshop/book.ipynb #c759d387
 def run_chapter(
     root: Path,            # clone of the book
-    page: str,             # "nbs/listops"
+    page: str,             # "nbs/crvnn"
 ) -> dict:                 # record of the run
     "Execute one chapter into build/executed and write down what it used."
     source, target = root / f"{page}.ipynb", root / "build" / "executed" / f"{page}.ipynb"
