@@ -110,15 +110,7 @@ def level_trees(
 # %% ../../nbs/implementations/balanced.ipynb #abbb4b25
 class BalancedTree(RvNN):
     "A balanced binary tree over each sentence, one call of the cell per level (rir section 2)."
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: trees depend on lengths only
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the trees in the result
-    ) -> EncoderOutput:                              # root (B, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         root = compose_levels(leaves, mask, 2, lambda pairs, real: self.cell(*pairs.unbind(1)))
         return EncoderOutput(root=root[:, :self.dim],

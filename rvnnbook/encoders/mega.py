@@ -159,15 +159,7 @@ class MEGA(Encoder):
                       norm, dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the attention of every layer
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         states, seen = check_batch(x, mask, self.dim), []
         for layer in self.layer:
             states, weights = layer(states, mask)

@@ -205,15 +205,7 @@ class NDR(RoutingLayer, Encoder):
         if readout in ("start", "end"):
             self.start, self.end = (nn.Parameter(torch.randn(dim)) for _ in range(2))
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # draws skipped positions, in training
-        trace: bool = False,                         # keep attention and gates
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         return route(self, x, mask, generator, trace)
 
 # %% ../../nbs/implementations/ndr.ipynb #fbc18c7f

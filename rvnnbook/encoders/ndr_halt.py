@@ -163,15 +163,7 @@ class HaltingNDR(NDR):
         else:
             self.sure = nn.Linear(dim, 1)
             nn.init.constant_(self.sure.bias, halt_bias)
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # draws skipped positions, in training
-        trace: bool = False,                         # keep attention, gates, and existence
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D), penalty
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         return route_and_halt(self, x, mask, generator, trace)
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #97bb4606

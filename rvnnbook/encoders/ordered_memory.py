@@ -118,15 +118,7 @@ class OrderedMemory(Encoder):
         self.query_norm, self.key_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.beta, self.activation = nn.Linear(dim, 1), ACTIVATIONS[activation]
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: the memory learns its own
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the choices and the tree they imply
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         states, shares = remember(self, check_batch(x, mask, self.dim), mask)
         told = {"slots": shares.detach(), "trees": slot_trees(shares, mask)} if trace else None
         return EncoderOutput(states[torch.arange(len(x)), mask.sum(1) - 1], states, trace=told)

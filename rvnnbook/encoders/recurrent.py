@@ -75,15 +75,7 @@ class LSTM(Encoder):
                                      for _ in range(layers)])
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the states in the trace
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         states = read_layer(self.layers[0], check_batch(x, mask, self.dim), mask)
         for readers in self.layers[1:]:
             states = read_layer(readers, self.dropout(states), mask)

@@ -83,15 +83,7 @@ class RecurrentGRC(Encoder):
         self.bwd = GRC(dim // 2, hidden, activation, dropout) if directions == 2 else None
         self.out = nn.Linear(dim, dim) if directions == 2 else nn.Identity()
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the states in the trace
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         tokens = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim))).to(x.dtype)
         read = read_halves([self.fwd, self.bwd][:self.directions], tokens, mask, self.start)
         states = torch.where(mask[..., None], self.out(read), 0).to(x.dtype)

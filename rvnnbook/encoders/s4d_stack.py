@@ -80,15 +80,7 @@ class S4DStack(Encoder):
                                  for _ in range(layers))
         self.final_norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the states after every layer
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         history = [check_batch(x, mask, self.dim)]
         for block in self.s4d:
             history.append(torch.where(mask[..., None], block(history[-1], mask), 0))

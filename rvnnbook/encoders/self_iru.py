@@ -249,15 +249,7 @@ class SelfIRU(Encoder):
         self.dim, self.directions = dim, directions
         self.readers = make_readers(dim, directions, lambda width: IRU(width, depth, base, share))
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep states and depth gates in the trace
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         states = read_layer(self.readers, x := check_batch(x, mask, self.dim), mask)
         kept = {"states": states, "gates": depth_gates(self.readers, x)} if trace else None
         return EncoderOutput(read_to_the_end(states, mask, self.directions), states, trace=kept)

@@ -235,15 +235,7 @@ class Transformer(Encoder):
             for _ in range(1 if shared else layers))
         self.start, self.norm = nn.Parameter(torch.randn(dim)), nn.LayerNorm(dim)
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: there is no tree
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the states of all steps
-    ) -> EncoderOutput:                              # root (B, D), states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         x = torch.cat([self.start.expand(len(x), 1, -1), check_batch(x, mask, self.dim)], 1)
         steps = self.steps if self.training else self.test_layers or self.steps
         layers = [self.layers[t % len(self.layers)] for t in range(steps)]

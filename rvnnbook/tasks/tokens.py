@@ -137,15 +137,7 @@ class TopDown(nn.Module):
         self.encoder, self.dim = encoder, encoder.dim
         self.attention = AncestorAttention(encoder.dim, heads)
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # composition steps, (B, N), if needed
-        generator: torch.Generator | None = None,    # for encoders that draw
-        trace: bool = False,                         # keep the encoder's trace, above and shares
-    ) -> EncoderOutput:                              # root (B, D); states (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         up, x = self.encoder, check_batch(x, mask, self.dim)
         out = up(x, mask, trees=trees, generator=generator, trace=True)
         trees, leaves = out.trace["trees"], up.leaf_norm(up.leaf(x))
@@ -238,15 +230,7 @@ def compose_prefixes(
 # %% ../../nbs/implementations/beyond.ipynb #f8a54191
 class GrowingTree(RvNN):
     "Encode every prefix of a sentence along a tree that grows with it."
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: lengths determine the trees
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the trees in the result
-    ) -> EncoderOutput:                              # root (B, D); states: of prefixes, (B, N, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         states = compose_prefixes(leaves, self.cell)[..., :self.dim]
         root = states[torch.arange(len(x)), mask.sum(1) - 1]
