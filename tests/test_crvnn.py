@@ -455,7 +455,7 @@ def test_certain_decisions_are_read_back(rows):
 @few
 @given(lengths, seeds, st.sampled_from([1.0, 30.0]))
 def test_a_story_can_be_drawn(sizes, seed, factor):
-    "Every frame is complete: the parents whose senders have reached one half, and two glasses a token."
+    "Every frame is complete: the parents whose senders have reached one half, and two bars a token."
     encoder = make(seed, factor)
     x, mask = batch_of(sizes, seed)
     story = encoder(x, mask, trace=True).trace
@@ -466,7 +466,7 @@ def test_a_story_can_be_drawn(sizes, seed, factor):
             svg = soft_round_drawing(story["trees"][b].tolist(), range(n), exists.tolist(), composes.tolist(), before.tolist())
             kinds = [mark.get("class") for mark in ET.fromstring(svg).iter()]
             before = before + composes
-            assert kinds.count("glass") == 2 * n and kinds.count("parent") == int((before[:-1] >= 0.5).sum())
+            assert kinds.count("level") == 2 * n and kinds.count("parent") == int((before[:-1] >= 0.5).sum())
 
 
 # ---- other ways to the same numbers, and other numbers

@@ -24,7 +24,7 @@ def walk(exists, i, side, retriever):
     weights, left_over = [Fraction(0)] * len(exists), Fraction(1)
     for j in reversed(range(i)) if side == "left" else range(i + 1, len(exists)):
         weights[j] = min(exists[j], left_over) if retriever == "eq5" else exists[j] * left_over
-        left_over -= weights[j]          # coins: what did not stop at j; glasses: what is still to be gathered
+        left_over -= weights[j]          # eq6: probability of no position so far; eq5: weight still to give
     return weights
 
 

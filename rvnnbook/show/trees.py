@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['tree_spans', 'bracket_string', 'tree_layout', 'node_mark', 'tree_marks', 'tree_svg', 'tree_drawing', 'rounds_drawing',
-           'glasses', 'soft_round_drawing', 'inner_spans', 'SpanF1', 'span_f1']
+           'level_bars', 'soft_round_drawing', 'inner_spans', 'SpanF1', 'span_f1']
 
 # %% ../../nbs/workshop/trees.ipynb #047fcb03
 import html
@@ -167,18 +167,18 @@ def rounds_drawing(
             f'text-anchor="middle">{"".join(marks)}</svg>')
 
 # %% ../../nbs/workshop/trees.ipynb #336c9d5f
-def glasses(
+def level_bars(
     name: str,               # what the row shows, one letter
-    levels: Sequence[float], # how full each glass is, (n,) in [0, 1]
+    levels: Sequence[float], # height of each filling, (n,) in [0, 1]
     centres: Sequence[float],# where they stand, (n,) pixels
     top: float,              # upper edge, pixels
     ink: str,                # colour of the filling
 ) -> list[str]:              # SVG marks
-    "A row of glasses with their levels written below."
+    "A row of bars, filled to a level that is written below each."
     marks = [f'<text x="6" y="{top + 22:.1f}" font-size="12" fill="{ink}">{name}</text>']
     for x, level in zip(centres, levels):
         full = 30 * min(max(float(level), 0), 1)
-        marks.append(f'<g class="glass"><rect x="{x - 8:.1f}" y="{top + 30 - full:.1f}" width="16" '
+        marks.append(f'<g class="level"><rect x="{x - 8:.1f}" y="{top + 30 - full:.1f}" width="16" '
                      f'height="{full:.1f}" fill="{ink}"/>'
                      f'<rect x="{x - 8:.1f}" y="{top:.1f}" width="16" height="30" fill="none" '
                      'stroke="currentColor" stroke-opacity="0.5"/>'
@@ -204,8 +204,8 @@ def soft_round_drawing(
     new = [span for span in drawn if sums[span][0] < 0.5]
     marks, places, (width, height) = tree_marks(steps, tokens, drawn, {}, new)
     centres = [places[i, i][0] for i in range(len(tokens))]
-    marks += glasses("e", exists, centres, height - 8, COLORS[0])
-    marks += glasses("c", composes, centres, height + 46, COLORS[1])
+    marks += level_bars("e", exists, centres, height - 8, COLORS[0])
+    marks += level_bars("c", composes, centres, height + 46, COLORS[1])
     return tree_svg(marks, (width, height + 98))
 
 # %% ../../nbs/workshop/trees.ipynb #a2a520c7
