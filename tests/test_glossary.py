@@ -1,0 +1,95 @@
+"""The tables of terms and of symbols: definitions in one sentence, links that lead to the term, one meaning a symbol."""
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NBS = ROOT / "nbs"
+LINK = re.compile(r"\[[^\]]+\]\(([^)]+\.ipynb)\)")
+
+
+def rows(name):
+    with (NBS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def prose(page):
+    "The markdown of a chapter on one line, without the targets of links and without comments."
+    found = json.loads((NBS / page).read_text())["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in found if cell["cell_type"] == "markdown")
+    return " ".join(re.sub(r"\]\([^)]*\)|<!--.*?-->", "]", text).split())
+
+
+def occurs(term, text):
+    "Whether a term or its plural stands in a text as whole words."
+    singular = re.escape(term)
+    plural = re.escape(term[:-2] + "es") if term.endswith("is") else rf"{singular}e?s"
+    return re.search(rf"(?<![\w-])(?:{singular}|{plural})(?![\w])", text, re.I) is not None
+
+
+def faults(definition):
+    "What is wrong with a definition."
+    found = []
+    if not 6 <= len(definition.split()) <= 45:
+        found.append("length")
+    if not re.fullmatch(r"[A-Z][^.;?!]*\.", definition):
+        found.append("not one sentence that ends in a full stop")
+    return found
+
+
+# Terms
+
+GLOSSARY = rows("glossary")
+
+
+def test_terms_are_unique_and_sorted():
+    terms = [row["Term"].casefold() for row in GLOSSARY]
+    assert len(terms) >= 60
+    assert len(set(terms)) == len(terms) and terms == sorted(terms)
+    assert all(row["Term"] == row["Term"].strip() for row in GLOSSARY)
+
+
+@pytest.mark.parametrize("row", GLOSSARY, ids=lambda row: row["Term"])
+def test_a_term_is_defined_in_one_sentence_and_occurs_in_its_chapter(row):
+    assert faults(row["Definition"]) == []
+    target = LINK.fullmatch(row["Chapter"])
+    assert target, row["Chapter"]
+    assert (NBS / target[1]).exists(), target[1]
+    assert occurs(row["Term"], prose(target[1])), target[1]
+
+
+def test_a_definition_does_not_begin_with_its_term():
+    for row in GLOSSARY:
+        assert not occurs(row["Term"], " ".join(row["Definition"].split()[:len(row["Term"].split()) + 1])), row["Term"]
+
+
+def test_faulty_entries_are_found():
+    assert faults("A node without children.") == ["length"]
+    assert faults("Node of a tree. It has no children at all.") == ["not one sentence that ends in a full stop"]
+    assert faults("Node of a tree that has no children") == ["not one sentence that ends in a full stop"]
+    assert occurs("hypothesis", "two hypotheses") and occurs("leaf", "a Leaf,") and occurs("chunk", "chunks")
+    assert not occurs("chunk", "chunking") and not occurs("scorer", "underscorer")
+
+
+def test_terms_have_anchors_that_other_pages_can_refer_to(tmp_path):
+    "The glossary is built alone, with the links to chapters taken out."
+    for name in ("glossary.md", "glossary.csv"):
+        text = (NBS / name).read_text()
+        (tmp_path / name).write_text(re.sub(r"\]\((?!glossary)[^)]*\)", "](glossary.md)", text))
+    (tmp_path / "index.md").write_text("# First\n\n{term}`Gumbel top-k`\n\n:::{toctree}\nglossary\n:::\n")
+    (tmp_path / "conf.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT / '_ext')!r})\nimport book\nextensions = ['myst_parser']\n"
+        "myst_enable_extensions = ['colon_fence']\nsuppress_warnings = ['config.cache']\n"
+        "def setup(app):\n    app.add_directive('glossary-table', book.GlossaryTable)\n")
+    done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", tmp_path, tmp_path / "html"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "html" / "glossary.html").read_text()
+    for row in GLOSSARY:
+        assert f'id="term-{row["Term"].replace(" ", "-")}"' in page, row["Term"]
+    assert 'href="glossary.html#term-Gumbel-top-k"' in (tmp_path / "html" / "index.html").read_text()
