@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,64 @@ def test_terms_have_anchors_that_other_pages_can_refer_to(tmp_path):
     for row in GLOSSARY:
         assert f'id="term-{row["Term"].replace(" ", "-")}"' in page, row["Term"]
     assert 'href="glossary.html#term-Gumbel-top-k"' in (tmp_path / "html" / "index.html").read_text()
+
+
+# Symbols
+
+# Symbols with several meanings, with the chapters that introduce them. The table only shrinks: rename a symbol
+# in its chapter and in nbs/notation.csv, then take its line out.
+CLASHES = {
+    "C": ["CRvNN", "Balanced trees"],
+    "F_i": ["Self-IRU", "Token models"],
+    "H": ["Transformers", "Transformers"],
+    "K": ["Beam Tree", "Ordered Memory"],
+    "a_i": ["Sequence to sequence", "State spaces"],
+    "b_i": ["Parallel scans", "State spaces"],
+    "c": ["Cells", "Sequence to sequence"],
+    "c_i": ["Recursive networks", "Balanced trees", "Parallel scans", "State spaces"],
+    "l": ["Cells", "Texts as bytes"],
+    "p": ["Images", "MEGA"],
+    "p_i^i": ["Dynamic halting", "Ordered Memory"],
+    "p_ii": ["Soft neighbor retrieval", "Sequence models"],
+    "q_i": ["Gumbel top-k", "Transformers"],
+    "z_i": ["Transformers", "Self-IRU", "State spaces"],
+}
+
+
+def shape(symbol):
+    "A symbol with every index called i, since the name of an index does not make another symbol: c_t and c_n are c_i."
+    letter, marks = re.fullmatch(r"(.+?)((?:[_^](?:\{[^}]*\}|\\?\w))*)", symbol.strip().strip("$").replace(" ", "")).groups()
+    indices = defaultdict(str)
+    for side, names in re.findall(r"([_^])(\{[^}]*\}|\\?\w)", marks):
+        indices[side] += re.sub("[a-z]", "i", names.strip("{}"))
+    return letter + "".join(side + indices[side] for side in sorted(indices, reverse=True))
+
+
+def clashes(table):
+    "Symbols that several rows of a notation table use, with the chapter of each row."
+    chapters = defaultdict(list)
+    for row in table:
+        for found in sorted({shape(symbol) for symbol in re.split(r",(?=\s*\$)", row["Symbol"]) if symbol.strip()}):
+            chapters[found].append(re.match(r"\[([^\]]+)\]", row["First met"])[1])
+    return {symbol: found for symbol, found in chapters.items() if len(found) > 1}
+
+
+def test_a_symbol_has_one_meaning_except_for_known_clashes():
+    found = clashes(rows("notation"))
+    new = {symbol: chapters for symbol, chapters in found.items() if chapters != CLASHES.get(symbol)}
+    assert not new, "several meanings: choose another symbol"
+    assert not CLASHES.keys() - found.keys(), "resolved: take these out of CLASHES"
+
+
+def test_links_of_the_notation_table_lead_to_chapters():
+    for row in rows("notation"):
+        target = LINK.fullmatch(row["First met"])
+        assert target and (NBS / target[1]).exists(), row["First met"]
+
+
+def test_a_second_meaning_is_found():
+    table = [{"Symbol": symbol, "First met": f"[{chapter}](x.ipynb)"} for symbol, chapter in
+             (("$c_t$", "A"), ("$b$, $c_{n}$", "B"), (r"$\bar c_t$", "C"), ("$c$", "D"), ("$W_1$, $W_2$", "E"), ("", "F"), ("", "G"),
+              ("$p_t^i$", "H"), ("$p^j_i$", "I"), ("$F_f$, $F_o$", "J"))]
+    assert clashes(table) == {"c_i": ["A", "B"], "p_i^i": ["H", "I"]}
+    assert shape(r"$\ell^c_b$") == r"\ell_i^i" and shape("$p_{ij}$") == shape("$p_{tk}$") != shape("$p_i$")
