@@ -10,8 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from ..core import EncoderOutput, check_batch, steps_from_tree
-from .crvnn import check_choice
+from ..core import EncoderOutput, check_batch, check_choice, steps_from_tree
 from .rvnn import RvNN
 
 # %% ../../nbs/implementations/balanced.ipynb #fcce817f

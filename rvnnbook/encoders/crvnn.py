@@ -2,10 +2,10 @@
 
 # %% auto #0
 __all__ = ['DECISIONS', 'SHAPES', 'neighbor_window', 'retrieve_scalar', 'plain_sigmoid', 'modulated_sigmoid',
-           'modulated_sigmoid_exp', 'modulated_sigmoid_exp_linear', 'check_choice', 'gather_rows', 'scatter_rows',
-           'runs_of', 'PositionScorer', 'DecisionFunction', 'soft_round', 'continuous_recursion', 'halt_penalty',
-           'extract_trees', 'FixedTreeParts', 'CRvNN', 'refuse_compacted_training', 'encode_soft_tree', 'build_trace',
-           'reverse_trace', 'encode_fixed_tree', 'crvnn_literal']
+           'modulated_sigmoid_exp', 'modulated_sigmoid_exp_linear', 'gather_rows', 'scatter_rows', 'runs_of',
+           'PositionScorer', 'DecisionFunction', 'soft_round', 'continuous_recursion', 'halt_penalty', 'extract_trees',
+           'FixedTreeParts', 'CRvNN', 'refuse_compacted_training', 'encode_soft_tree', 'build_trace', 'reverse_trace',
+           'encode_fixed_tree', 'crvnn_literal']
 
 # %% ../../nbs/implementations/crvnn.ipynb #290dc1ee
 from functools import partial
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..core import Encoder, EncoderOutput, check_batch, simple_tree
+from ..core import Encoder, EncoderOutput, check_batch, check_choice, simple_tree
 from .rvnn import compose_by_height
 from ..layers.cells import ACTIVATIONS, make_cell
 from ..layers.masking import add_boundary_tokens, compact, reverse_tokens, scatter_back
@@ -103,15 +103,6 @@ def modulated_sigmoid_exp_linear(
 # %% ../../nbs/implementations/crvnn.ipynb #357eac4b
 DECISIONS = {"scores": modulated_sigmoid, "exponentials": modulated_sigmoid_exp,
              "none": plain_sigmoid}
-
-def check_choice(
-    option: str,           # its name
-    value: str,            # what was given
-    known,                 # what it takes
-):
-    "Refuse an option's value that is not one of those known."
-    if value not in known:
-        raise ValueError(f"unknown {option} {value!r}; known: {', '.join(known)}")
 
 # %% ../../nbs/implementations/crvnn.ipynb #f8bc8b7d
 def gather_rows(

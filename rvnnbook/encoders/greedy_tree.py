@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch
-from .crvnn import check_choice
+from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from .efficient_beam import grc_parts
 from .rvnn import compose_by_height
 from ..layers.cells import make_cell

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..core import Encoder, EncoderOutput, check_batch
-from .crvnn import check_choice, add_boundary_tokens
+from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.attention import geometric_attention, geometric_literal, seen_keys
+from ..layers.masking import add_boundary_tokens
 
 # %% ../../nbs/implementations/ndr.ipynb #cf625da8
 def sample_update_mask(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..core import EncoderOutput, check_batch
-from .crvnn import check_choice, add_boundary_tokens
+from ..core import EncoderOutput, check_batch, check_choice
 from .ndr import NDR, RoutingAttention, read_at, routing_logits, sample_update_mask
 from ..layers.attention import geometric_attention, geometric_literal
+from ..layers.masking import add_boundary_tokens
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #f64ed9ea
 def remaining_existence(

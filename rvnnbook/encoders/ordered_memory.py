@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch, steps_from_tree
-from .crvnn import check_choice
+from ..core import Encoder, EncoderOutput, check_batch, check_choice, steps_from_tree
 from .efficient_beam import activation_derivative
 from .recurrent_grc import STARTS
 from ..layers.cells import ACTIVATIONS, GRC

@@ -7,8 +7,7 @@ __all__ = ['STARTS', 'fold_prefixes', 'fold_left', 'read_halves', 'RecurrentGRC'
 import torch
 from torch import Tensor, nn
 
-from ..core import Encoder, EncoderOutput, check_batch
-from .crvnn import check_choice
+from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from .recurrent import read_to_the_end
 from ..layers.masking import reverse_tokens
 from ..layers.cells import GRC

@@ -7,9 +7,9 @@ __all__ = ['INNERS', 'LeftFold', 'make_inner', 'RIR', 'recurse']
 import torch
 from torch import Tensor, nn
 
-from ..core import Encoder, EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from .balanced import chunk_size, compose_levels, level_lengths, level_trees
-from .crvnn import CRvNN, check_choice
+from .crvnn import CRvNN
 from .ordered_memory import OrderedMemory
 from .recurrent_grc import fold_left
 from ..layers.cells import GRC

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, length_mask
+from ..core import EncoderOutput, check_choice, length_mask
 from .balanced import chunk_size
 from .compiled_beam import CompiledBeam
-from .crvnn import check_choice
 from .efficient_beam import (
     LineageScores, Lineages, search_and_replay, choose_proposals, encode_with_search,
     initial_scores, grc_parts, merge_rows, hash_pair,
