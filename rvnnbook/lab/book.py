@@ -221,8 +221,9 @@ def stage(
     from api import write_api_pages
     from vendor import vendor
     wanted = {}
-    for name in ("_config.yml", "_toc.yml", "references.bib"):
-        wanted[name] = (root / name).read_bytes()
+    for name in ("_config.yml", "_toc.yml", "references.bib", "index.md"):
+        if (root / name).exists():
+            wanted[name] = (root / name).read_bytes()
     for folder in ("_ext", "_assets", "nbs"):
         for path in (root / folder).rglob("*"):
             if (path.is_file() and path.suffix not in (".ipynb", ".pyc")

@@ -1,0 +1,48 @@
+"""The first page: its numbers are those of the records, its tree is complete, its addresses are those of settings.ini."""
+import json
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "nbs" / "results" / "length_generalization.jsonl"
+sys.path.insert(0, str(ROOT / "_ext"))
+import landing  # noqa: E402
+
+
+def test_headline_numbers_come_from_the_records():
+    runs = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    table = ET.fromstring(landing.headline(RECORDS).split("<p>")[0])
+    rows = [[cell.text for cell in row] for row in table.iter("tr")][1:]
+    assert [row[0] for row in rows] == list(landing.SHOWN)
+    for model, near, far, seeds, scale in rows:
+        mine = [run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]]
+        for shown, (split, _) in zip((near, far), landing.COLUMNS):
+            assert shown == f"{100 * fmean(run['metrics'][split]['accuracy'] for run in mine):.1f} %"
+        assert int(seeds) == len(mine) and str(mine[0]["parameters"]["dim"]) in scale
+
+
+def test_headline_without_a_record_is_refused(tmp_path):
+    (tmp_path / "none.jsonl").write_text("")
+    with pytest.raises(ValueError, match="no record of EBT-GRC"):
+        landing.headline(tmp_path / "none.jsonl")
+
+
+def test_soft_tree_has_both_trees_and_every_token():
+    svg = ET.fromstring(landing.soft_tree())
+    leaves = [mark.text for mark in svg.iter("text")]
+    assert leaves == landing.EXPRESSION.split()
+    assert [len(group.findall("path")) for group in svg.findall("g")] == [2 * (len(leaves) - 1)] * 2
+    assert "The value is 9." in svg.get("aria-label")
+
+
+def test_doors_lead_only_to_pages_that_exist():
+    assert "play.html" not in landing.doors({"nbs/claims"}) and "claims.html" in landing.doors({"nbs/claims"})
+
+
+def test_addresses_follow_from_the_settings():
+    about = landing.settings(ROOT / "nbs")
+    assert landing.address(about) == about["doc_host"] + about["doc_baseurl"] + "/"
