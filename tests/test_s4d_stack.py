@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from rvnnbook.encoders.s4d_stack import S4DBlock, S4DStack, delay, mean_of_tokens
+from rvnnbook.encoders.s4d_stack import S4DBlock, S4DStack, delay
+from rvnnbook.layers.masking import mean_of_tokens
 from rvnnbook.layers.s4d import NORMS
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, slopes

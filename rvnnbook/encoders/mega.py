@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch
-from .s4d_stack import mean_of_tokens
+from ..layers.masking import mean_of_tokens
 from ..layers.s4d import convolve, power_sums
 
 # %% ../../nbs/implementations/mega.ipynb #afd1091d

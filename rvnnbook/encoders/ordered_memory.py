@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice, steps_from_tree
 from .efficient_beam import activation_derivative
-from .recurrent_grc import STARTS
 from ..layers.cells import ACTIVATIONS, GRC
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #5e29916b
@@ -139,7 +138,7 @@ def ordered_memory_literal(
     start: str = "first",     # "first": p = 0 at the first token; "zero": p = 1 at the bottom
 ) -> tuple[Tensor, Tensor]:   # outputs (B, N, D); p (B, N, K)
     "Ordered Memory in the order of its equations (Ordered Memory section 3)."
-    check_choice("start", start, STARTS)
+    check_choice("start", start, ("zero", "first"))
     slots = candidates = x.new_zeros(len(x), memory.slots, memory.dim)
     shares, outputs, told = x.new_zeros(len(x), memory.slots), [], []
     for t in range(x.shape[1]):

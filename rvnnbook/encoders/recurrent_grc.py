@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice
-from .recurrent import read_to_the_end
-from ..layers.masking import reverse_tokens
+from ..layers.masking import read_to_the_end, reverse_tokens
 from ..layers.cells import GRC
 
 # %% ../../nbs/implementations/recurrent_grc.ipynb #8dc5badc

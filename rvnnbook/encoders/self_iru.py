@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Encoder, EncoderOutput, check_batch
-from .recurrent import read_layer, read_to_the_end
+from ..layers.masking import read_layer, read_to_the_end
 from ..layers.scan import linear_scan
 
 # %% ../../nbs/implementations/self_iru.ipynb #008d5dec
