@@ -1,12 +1,7 @@
-"""The book's Sphinx extension: what the pages need to work without a network, docments as parameter tables, and a glossary from a table."""
-import csv
+"""The book's Sphinx extension: what the pages need to work without a network, and docments as parameter tables."""
 import dataclasses
 import inspect
 import re
-from pathlib import Path
-
-from docutils.statemachine import StringList
-from sphinx.domains.std import Glossary
 
 # Before the theme's scripts: where require.js finds modules; a FontAwesome that leaves the widgets' icons alone;
 # once MathJax 3 is there, the entrance that widgets look for to have their texts set (MathJax 2 had it);
@@ -76,22 +71,8 @@ def choose_members(app, what, name, obj, skip, options):
     return None
 
 
-class GlossaryTable(Glossary):
-    "A glossary whose terms, definitions and links are the rows of a CSV file beside the page."
-    has_content = False
-    required_arguments = 1
-
-    def run(self):
-        relative, path = self.env.relfn2path(self.arguments[0])
-        self.env.note_dependency(relative)
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            entries = [[row["Term"], f"  {row['Definition']} {row['Chapter']}", ""] for row in csv.DictReader(file)]
-        self.content = StringList([line for entry in entries for line in entry], source=path)
-        return super().run()
-
-
 def setup(app):
-    app.add_directive("glossary-table", GlossaryTable)
+    app.setup_extension("glossary_table")
     app.add_js_file(None, body=BOOT, priority=0)
     app.connect("html-page-context", drop_thebe, priority=999)
     app.connect("autodoc-process-docstring", render_docments, priority=100)
