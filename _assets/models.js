@@ -6,7 +6,9 @@ rvnnbook.encoders.efficient_beam; tests/test_browser_models.py compares the two.
 function rvnnModels() {
   "use strict";
   const OPERATORS = ["[MIN", "[MAX", "[MED", "[SM"], VOCABULARY = [...OPERATORS, ..."0123456789", "]"];
-  const GONE = 1e-7;    // existence and arriving probability below which a position is skipped
+  // Left out: positions that exist less than GONE, neighbors of weight below STILL where states are averaged, and
+  // compositions that arrive with probability below STILL. Scores are exponentiated, so GONE has to be far smaller.
+  const GONE = 1e-12, STILL = 1e-6;
 
   // Expressions: the same checks and messages as rvnnbook.data.listops.
   class ListOpsError extends Error {
@@ -112,26 +114,32 @@ function rvnnModels() {
   }
 
   // Layers on rows: x holds `rows` vectors one after the other.
-  function linear(weight, bias, x, rows) {
+  function linear(weight, bias, x, rows) {    // every sum in the order of i, so that equal rows have equal results
     const [outs, ins] = weight.shape, w = weight.values, y = new Float64Array(rows * outs);
-    for (let r = 0; r < rows; r++) {
-      const from = r * ins, to = r * outs;
-      let o = 0;
-      for (; o + 4 <= outs; o += 4) {
-        let a = 0, b = 0, c = 0, d = 0, p = o * ins, q = p + ins, s = q + ins, t = s + ins;
-        for (let i = from; i < from + ins; i++) {
-          const v = x[i];
-          a += w[p++] * v; b += w[q++] * v; c += w[s++] * v; d += w[t++] * v;
+    let r = 0;
+    for (; r + 4 <= rows; r += 4)
+      for (let o = 0; o < outs; o += 2) {
+        const two = o + 1 < outs, q = two ? (o + 1) * ins : o * ins, to = r * outs + o, k = r * ins;
+        let a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0;
+        for (let i = 0, p = o * ins; i < ins; i++) {
+          const u = w[p + i], v = w[q + i], x0 = x[k + i], x1 = x[k + ins + i], x2 = x[k + 2 * ins + i], x3 = x[k + 3 * ins + i];
+          a += u * x0; b += u * x1; c += u * x2; d += u * x3;
+          e += v * x0; f += v * x1; g += v * x2; h += v * x3;
         }
-        y[to + o] = a; y[to + o + 1] = b; y[to + o + 2] = c; y[to + o + 3] = d;
+        y[to] = a; y[to + outs] = b; y[to + 2 * outs] = c; y[to + 3 * outs] = d;
+        if (two) { y[to + 1] = e; y[to + outs + 1] = f; y[to + 2 * outs + 1] = g; y[to + 3 * outs + 1] = h; }
       }
-      for (; o < outs; o++) {
-        let a = 0;
-        for (let i = 0; i < ins; i++) a += w[o * ins + i] * x[from + i];
-        y[to + o] = a;
+    for (; r < rows; r++)
+      for (let o = 0; o < outs; o += 4) {
+        const k = r * ins, p = o * ins, q = Math.min(o + 1, outs - 1) * ins, s = Math.min(o + 2, outs - 1) * ins, t = Math.min(o + 3, outs - 1) * ins;
+        let a = 0, b = 0, c = 0, d = 0;
+        for (let i = 0; i < ins; i++) {
+          const v = x[k + i];
+          a += w[p + i] * v; b += w[q + i] * v; c += w[s + i] * v; d += w[t + i] * v;
+        }
+        y.set([a, b, c, d].slice(0, outs - o), r * outs + o);
       }
-      if (bias) for (let o = 0; o < outs; o++) y[to + o] += bias.values[o];
-    }
+    if (bias) for (let i = 0; i < y.length; i++) y[i] += bias.values[i % outs];
     return y;
   }
 
@@ -211,6 +219,8 @@ function rvnnModels() {
     });
     return found;
   }
+
+  const near = found => new Map([...found].map(([place, pairs]) => [place, pairs.filter(([, weight]) => weight > STILL)]));
 
   function retrieve(pairs, values, dim, out) {    // add expected values at neighbors to out
     for (const [place, weight] of pairs)
@@ -297,14 +307,14 @@ function rvnnModels() {
       });
       const alive = [...exists.keys()].filter(place => exists[place] > GONE);
       const left = neighbors(exists, alive, -1), right = neighbors(exists, alive, 1);
-      const scores = scoreAll(scorer, t, alive, last, seen, left, right, arrived), composes = new Float64Array(total);
+      const nearLeft = near(left), scores = scoreAll(scorer, t, alive, last, seen, nearLeft, near(right), arrived), composes = new Float64Array(total);
       for (const place of alive) composes[place] = compete(options.modulation, scores, place, [...left.get(place), ...right.get(place)]);
       arrived = new Float64Array(total);
       for (const place of alive) retrieve(left.get(place), composes, 1, arrived.subarray(place, place + 1));
-      changed = alive.filter(place => place > 1 && place <= last && arrived[place] > GONE);
+      changed = alive.filter(place => place > 1 && place <= last && arrived[place] > STILL);
       const below = new Float64Array(changed.length * 2 * dim);
       changed.forEach((place, r) => {
-        retrieve(left.get(place), states, dim, below.subarray(2 * r * dim, (2 * r + 1) * dim));
+        retrieve(nearLeft.get(place), states, dim, below.subarray(2 * r * dim, (2 * r + 1) * dim));
         below.set(states.subarray(place * dim, (place + 1) * dim), (2 * r + 1) * dim);
       });
       const parents = compose(model, below, changed.length);
