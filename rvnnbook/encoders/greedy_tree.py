@@ -247,8 +247,8 @@ def empty_table(
 ) -> DrawnMerges:          # with the first L pairs: leaf i and leaf i + 1
     "Leaves, their pairs, and room for the pairs of later rounds."
     total, pairs = len(leaves), len(leaves) + more
-    first = torch.arange(total, device=leaves.device)[:, None] + torch.tensor([0, 1])
-    children = F.pad(first.to(leaves.device).clamp(max=total - 1), (0, 0, 0, more))
+    first = torch.arange(total + 1, device=leaves.device).unfold(0, 2, 1)
+    children = F.pad(first.clamp(max=total - 1), (0, 0, 0, more))
     keep, p = None, parts.grc.dropout.p
     if parts.training and p > 0:
         keep = torch.rand(pairs, parts.grc.w1.out_features, device=leaves.device) >= p
