@@ -1,0 +1,157 @@
+"Encoders from outside the book: loading by name, the promises, and their refusals."
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rvnnbook.core import EncoderOutput
+from rvnnbook.encoders.own import OwnEncoder, check_promises, load_own, source_hash
+from rvnnbook.lab.rerun import ParameterError, check_parameters
+from rvnnbook.registry import create_encoder, encoder_options
+from rvnnbook.show.leaderboard import read_leaderboard, write_leaderboard
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = '''
+import torch
+from torch import nn
+
+class Sum(nn.Module):
+    def __init__(self, dim, dropout=0.0):
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(dim, dim), nn.Dropout(dropout)
+
+    def forward(self, x, mask):
+        return torch.where(mask[..., None], self.linear(self.dropout(x)).tanh(), 0).sum(1)
+
+class EveryPosition(Sum):
+    def forward(self, x, mask):
+        return x
+
+class NoDim(nn.Module):
+    pass
+
+function = len
+'''
+
+
+@pytest.fixture(autouse=True)
+def outside(tmp_path, monkeypatch):
+    (tmp_path / "outside_encoders.py").write_text(SOURCE)
+    (tmp_path / "outside_broken.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("outside_encoders", None)
+
+
+def test_create_by_module_and_class():
+    torch.manual_seed(0)
+    encoder = create_encoder("outside_encoders:Sum", dim=8, dropout=.1)
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    load_own("outside_encoders:Sum")(8)
+    assert torch.equal(after, torch.rand(1)), "the check draws nothing from the global generator"
+    assert encoder.dim == 8 and encoder.training and encoder_options("outside_encoders:Sum") == ["dim", "dropout"]
+    mask = torch.tensor([[True, True, False]])
+    assert encoder(torch.randn(1, 3, 8), mask, trees=None, trace=True).root.shape == (1, 8)
+    with pytest.raises(ValueError, match="mask must be bool"):
+        encoder(torch.randn(1, 3, 8), mask.float())
+    assert len(source_hash("outside_encoders:Sum")) == 12
+
+
+@pytest.mark.parametrize("name, options, said", [
+    ("no_such_module:Sum", {"dim": 4}, "there is no module 'no_such_module'. Remedy"),
+    ("outside_encoders:Som", {"dim": 4}, "no subclass of torch.nn.Module named 'Som'. It has: EveryPosition, NoDim, Sum"),
+    ("outside_encoders:function", {"dim": 4}, "no subclass of torch.nn.Module named 'function'"),
+    ("outside_broken:Sum", {"dim": 4}, "importing outside_broken raised ZeroDivisionError"),
+    ("outside_encoders:NoDim", {}, "takes no option 'dim'"),
+    ("outside_encoders:Sum", {}, "pass dim"),
+    ("outside_encoders:Sum", {"dim": 4, "dropuot": .1}, "unknown option 'dropuot'"),
+    ("outside_encoders:Sum", {"dim": 4, "weights": "listops"}, "no weights 'listops'"),
+    ("outside_encoders:EveryPosition", {"dim": 4}, "expected one vector a sentence, (4, 4)")])
+def test_refused_by_name(name, options, said):
+    with pytest.raises(ValueError) as error:
+        create_encoder(name, **options)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+class Rule(nn.Module):
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, x, mask):
+        return self.rule(x, mask)
+
+
+@pytest.mark.parametrize("rule, said", [
+    (lambda x, mask: x[:, 0, :2], "expected one vector a sentence"),
+    (lambda x, mask: None, "returned NoneType"),
+    (lambda x, mask: x.mean(1), "padding"),
+    (lambda x, mask: x.sum(1) * mask.sum(1, keepdim=True) / x.shape[1], "padding"),
+    (lambda x, mask: (x - x.mean(0)).sum(1), "the same sentence alone"),
+    (lambda x, mask: x.sum(1) + torch.rand(len(x), x.shape[2]), "two evaluations"),
+    (lambda x, mask: x.sum(1) / 0, "not finite"),
+    (lambda x, mask: x.sum(1).detach(), "gradient"),
+    (lambda x, mask: x.sum(1) * 0, "gradient"),
+    (lambda x, mask: x.view(3, -1), "raised RuntimeError"),
+    (lambda x, mask: x[9, 9], "raised IndexError")])
+def test_broken_promises_are_refused(rule, said):
+    with pytest.raises(ValueError) as error:
+        check_promises(OwnEncoder(Rule(rule), 8, "mine:Mine"))
+    assert said in str(error.value) and str(error.value).startswith("mine:Mine: ")
+
+
+def test_a_forward_without_mask_is_refused():
+    class NoMask(nn.Module):
+        def forward(self, x):
+            return x.sum(1)
+    with pytest.raises(ValueError, match="raised TypeError"):
+        check_promises(OwnEncoder(NoMask(), 8))
+
+
+def test_an_encoder_output_and_trees_are_passed_on():
+    class WithTrees(nn.Module):
+        def forward(self, x, mask, trees=None):
+            return EncoderOutput(x.sum(1), loss=0.5, trace={"trees": trees})
+    encoder, trees = OwnEncoder(WithTrees(), 4), torch.tensor([[1, 0]])
+    out = encoder(torch.ones(1, 2, 4), torch.ones(1, 2).bool(), trees=trees, generator=torch.Generator())
+    assert out.loss == 0.5 and torch.equal(out.trace["trees"], trees)
+
+
+@pytest.mark.parametrize("page, name", [("length_generalization", "model"), ("logic", "encoder")])
+def test_experiments_refuse_before_training(page, name):
+    notebook = json.loads((ROOT / f"nbs/experiments/{page}.ipynb").read_text())
+    run = check_parameters(notebook, {name: "outside_encoders:Sum"})
+    assert vars(run)[name] == "outside_encoders:Sum"
+    with pytest.raises(ValueError, match="one vector a sentence"):
+        check_parameters(notebook, {name: "outside_encoders:EveryPosition"})
+    with pytest.raises(ParameterError):
+        check_parameters(notebook, {name: "no such encoder!"})
+    assert set(vars(check_parameters(notebook, {}))) == set(vars(run)), "no parameter is added, so old runs keep their identity"
+
+
+def test_the_experiment_runs_with_an_own_encoder(outside):
+    path = os.pathsep.join([str(outside), str(ROOT)])
+    words = [sys.executable, "-m", "rvnnbook", "run", str(ROOT / "nbs/experiments/length_generalization.ipynb"), "--no-notebook", "-p"]
+    done = subprocess.run([*words, "model=outside_encoders:Sum"], cwd=outside, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0 and "'accuracy'" in done.stdout, done.stderr
+    done = subprocess.run([*words, "model=outside_encoders:EveryPosition"], cwd=outside, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{"model": "A"}]}])
+def test_malformed_leaderboards_are_refused(outside, change):
+    record = {"parameters": {"model": "A"}, "profile": "paper", "id": "0", "metrics": {"s": {"accuracy": .5}}}
+    file = outside / "board.json"
+    write_leaderboard([record], file)
+    assert read_leaderboard(file)[0]["accuracy"] == .5
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match="board.json"):
+        read_leaderboard(file)
