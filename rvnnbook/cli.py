@@ -242,7 +242,7 @@ def results(
     words: argparse.Namespace,     # what `parser` understood
 ) -> str:                          # what to say
     "Show, write down, check or merge the records in nbs/results."
-    from rvnnbook.lab import runs
+    from rvnnbook.lab import records as runs
     folder = runs.results_folder()
     if words.experiment == "merge":
         return merge(words.folders)
@@ -276,7 +276,7 @@ def merge(
     folders: list[str],            # of records, from other machines
 ) -> str:                          # what to say
     "Bring records in; what was refused is an error after that."
-    from rvnnbook.lab import runs
+    from rvnnbook.lab import records as runs
     if not folders:
         raise runs.RecordError("merge takes the folders that other machines sent")
     merged = runs.merge_records(map(Path, folders))

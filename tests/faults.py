@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rvnnbook.lab.guard import try_lock
-from rvnnbook.lab.runs import RecordError, check_results, identity, read_records
+from rvnnbook.lab.records import RecordError, check_results, identity, read_records
 from rvnnbook.lab.sweep import holder
 
 
@@ -36,7 +36,7 @@ import torch
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.rerun import run_folder
-from rvnnbook.lab.runs import append, code_hashes, end_to_end, make_trace, new_record
+from rvnnbook.lab.records import append, code_hashes, end_to_end, make_trace, new_record
 from rvnnbook.lab.train import classification_loss, evaluate_classifier, train
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier
@@ -251,7 +251,7 @@ def records_to_injure(
     traces: list[dict],      # of them
 ) -> tuple[Callable, tuple]: # look, and its clear errors
     "Records with their traces, and how they are checked and read."
-    from rvnnbook.lab.runs import append, read_trace
+    from rvnnbook.lab.records import append, read_trace
     for record, trace in zip(records, traces):
         append(record, trace, folder)
     def look():

@@ -23,7 +23,7 @@ from rvnnbook.lab.bench import (SUBJECTS, BenchError, GatedMemory, agreement, ap
                                 fresh, gap, growth, inference, known_counts, library_attention, library_beam, library_crvnn, literal_attention, literal_beam, literal_crvnn, measure, memory_level,
                                 memory_peak, problem, recorded_bench, replayed, split_name, spread, summarize, take_turns, training_step,
                                 tables_kept, usual_forms)
-from rvnnbook.lab.runs import RecordError, append, check_results, code_hashes, read_records, validate
+from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 FORMS = tuple(CRVNN.forms)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rvnnbook.lab.runs import code_hashes
+from rvnnbook.lab.records import code_hashes
 from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab.verdicts import Way, way_of
 from tests.records import make, paper_run

@@ -13,7 +13,7 @@ from rvnnbook.lab.bench import BenchError
 from rvnnbook.lab.efficiency import (ANSWER, RANGES, EfficiencyTask, by_range, check_efficiency, compare_encoders, completed_entrant, draw_range,
                                      efficiency, efficiency_lines, efficiency_record, first_step, fresh_steps, known_entrants, make_entrant,
                                      pareto_front, recorded_efficiency, split_metric, train_steps)
-from rvnnbook.lab.runs import code_hashes, read_records
+from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.registry import list_encoders
 
 torch.set_num_threads(1)

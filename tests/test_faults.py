@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from rvnnbook.lab.runs import make_trace, new_record
+from rvnnbook.lab.records import make_trace, new_record
 from tests.faults import (CIRCUMSTANCES, checkpoint_to_injure, circumstance, compare, damage, data_to_injure, full_disk, injure,
                           make_clone, records_to_injure, scores, start_sweep, under_fire, weights_to_injure)
 

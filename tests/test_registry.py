@@ -17,7 +17,7 @@ import rvnnbook
 from rvnnbook.data import text
 from rvnnbook.data.batches import BucketLoader, Vocabulary
 from rvnnbook.data.listops import collate_listops, make_split
-from rvnnbook.lab.runs import read_records
+from rvnnbook.lab.records import read_records
 from rvnnbook.lab.train import evaluate_classifier
 from rvnnbook.registry import ENCODERS, create_encoder, describe_encoder, list_encoders, read_weights
 from rvnnbook.tasks.classify import load_pretrained

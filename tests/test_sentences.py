@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rvnnbook.core import steps_from_tree, tree_from_steps
 from rvnnbook.data.batches import Vocabulary
 from rvnnbook.data.text import UNKNOWN
-from rvnnbook.lab.runs import read_records
+from rvnnbook.lab.records import read_records
 from rvnnbook.registry import read_weights
 from rvnnbook.show.sentences import DEGREES, NEGATIONS, likeness, random_tree, sisters, stop_apart
 from rvnnbook.show.trees import bracket_string, inner_spans

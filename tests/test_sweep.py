@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
-from rvnnbook.lab.runs import identity, latest, read_records
+from rvnnbook.lab.records import identity, latest, read_records
 from rvnnbook.lab.sweep import (SITTING, Order, SweepError, SweepTask, Work, ask_runs_to_stop, attempt_run, check_sweep_settings, check_tasks, command_of, holder, make_plan,
                                 note, outcome, sweep_progress, read_journal, read_sweep_text, recorded_runs, rows, sign, states, try_lock)
 
@@ -30,7 +30,7 @@ LIGHT = {
 import json, os, signal, sys, time
 from datetime import datetime, timezone
 from rvnnbook.lab.rerun import run_folder
-from rvnnbook.lab.runs import append, signature
+from rvnnbook.lab.records import append, signature
 folder = run_folder("light", run, ("minutes",))
 if folder:
     folder.mkdir(parents=True, exist_ok=True)

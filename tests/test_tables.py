@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.runs import append, code_hashes, digest, make_trace, read_records
+from rvnnbook.lab.records import append, code_hashes, digest, make_trace, read_records
 from rvnnbook.lab.tables import (TableError, check_table, chosen_runs, comparison, curves, table_lines, table_notes, paper_table, paper_tables,
                                  provenance, summary)
 from tests.records import make

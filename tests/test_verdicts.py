@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.runs import code_hashes
+from rvnnbook.lab.records import code_hashes
 from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab import verdicts
 from rvnnbook.lab.verdicts import (CAP, FLOORS, LENGTHS, NEAR, OTHER_SETTINGS, PAPER_EPOCHS, PAPER_SETTINGS, QUEUE, RISE, VERDICTS, Way, answer_row, floor_of,

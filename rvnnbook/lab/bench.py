@@ -40,7 +40,7 @@ from ..encoders.efficient_beam import (EfficientBeam, search_and_replay, encode_
                                               label_nodes,
                                               literal_search, arena_search, trace_back)
 from ..encoders.self_iru import IRU, self_iru_literal
-from .runs import append, code_hashes, new_record, read_records, results_folder, select
+from .records import append, code_hashes, new_record, read_records, results_folder, select
 from ..layers.attention import geometric_attention, geometric_window
 from ..layers.scan import linear_scan, scan_indexed, scan_unbound
 

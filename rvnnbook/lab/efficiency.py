@@ -29,7 +29,7 @@ from ..encoders.rir_beam import RIRBeam, literal_nested
 from rvnnbook.lab.bench import (
     NO_ROOM, BenchError, clock, limit_growth, literal_beam, literal_crvnn, memory_level,
     memory_peak)
-from .runs import append, code_hashes, new_record, read_records, results_folder, select
+from .records import append, code_hashes, new_record, read_records, results_folder, select
 from .train import classification_loss, git_state, machine, make_optimizer
 from ..registry import create_encoder, list_encoders
 from ..tasks.classify import Classifier

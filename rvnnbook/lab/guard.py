@@ -440,7 +440,7 @@ LISTENED_TO = ("ACCELERATE_", "CUDA_", "CUBLAS_", "MKL_", "NUMBA_", "NVIDIA_", "
 
 def environment() -> dict:         # JSON data
     "What a run depends on beside its parameters."
-    from rvnnbook.lab.runs import libraries
+    from rvnnbook.lab.records import libraries
     folder = importlib.resources.files("rvnnbook")
     def git(*words):
         try:

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from .guard import try_lock
 from .rerun import ParameterError, check_parameters, open_notebook, parse_value
-from .runs import digest, identity, results_folder, scan
+from .records import digest, identity, results_folder, scan
 
 # %% ../../nbs/workshop/sweep.ipynb #488fe91e
 class SweepError(ValueError):

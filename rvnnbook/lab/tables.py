@@ -17,7 +17,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from .runs import (PROFILES, changed_modules, latest, read_trace, sittings,
+from .records import (PROFILES, changed_modules, latest, read_trace, sittings,
                                telling)
 
 # %% ../../nbs/workshop/tables.ipynb #69beff1c

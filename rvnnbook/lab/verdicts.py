@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from .runs import (RecordError, changed_modules, latest, read_records, read_trace,
+from .records import (RecordError, changed_modules, latest, read_records, read_trace,
                                results_folder, select, sittings)
 from .tables import (PERCENT, NumberPair, PaperTable, _shown, as_html, as_markdown,
                                  as_text, chosen_runs, pair, paper_table, provenance,

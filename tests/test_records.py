@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rvnnbook.lab import runs
-from rvnnbook.lab.runs import (FIELDS, LEG, POINTS, RecordError, append, best_record, changed_modules, check_results, code_hash, code_hashes,
+from rvnnbook.lab import records as runs
+from rvnnbook.lab.records import (FIELDS, LEG, POINTS, RecordError, append, best_record, changed_modules, check_results, code_hash, code_hashes,
                                digest, end_to_end, flatten_record, identity, latest, loaded_modules, make_trace, merge_records, read_records, read_trace,
                                over_seeds, results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
                                where, write_csv, write_parquet)
@@ -84,7 +84,7 @@ from pathlib import Path
 import torch
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
-from rvnnbook.lab.runs import append, code_hashes, make_trace, new_record
+from rvnnbook.lab.records import append, code_hashes, make_trace, new_record
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier
@@ -110,7 +110,7 @@ append(record, trace, folder / "results")
     assert record["parameters"] == {"dim": 8} and record["wall_s"] == sum(leg["seconds"] for leg in record["legs"]) > 0
     assert read_trace(record, tmp_path / "results")["curve"]["step"][-1] == 6 and record["peak_memory_mb"] > 50
     assert {"rvnnbook.encoders.rvnn", "rvnnbook.lab.train", "rvnnbook.data.listops", "rvnnbook.registry"} <= set(record["modules"])
-    assert not {"rvnnbook.lab.runs", "rvnnbook.cli"} & set(record["modules"])
+    assert not {"rvnnbook.lab.records", "rvnnbook.cli"} & set(record["modules"])
     told = json.dumps(record)
     for private in (socket.gethostname(), str(ROOT), str(Path.home()), str(tmp_path)):
         assert private not in told
@@ -357,7 +357,7 @@ def test_smoke_runs_are_no_results(tmp_path):
 # ---- several writers, and none left in the middle
 
 def test_concurrent_appends_keep_every_line_whole(tmp_path):
-    code = ("import sys; from pathlib import Path; from rvnnbook.lab.runs import append; from tests.records import make\n"
+    code = ("import sys; from pathlib import Path; from rvnnbook.lab.records import append; from tests.records import make\n"
             "for number in range(40): append(make(seed=int(sys.argv[2]) * 1000 + number, rule='x' * 20_000), folder=Path(sys.argv[1]))")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path, str(writer)], cwd=ROOT, env=env) for writer in range(4)]
@@ -366,7 +366,7 @@ def test_concurrent_appends_keep_every_line_whole(tmp_path):
 
 
 def test_a_killed_writer_leaves_whole_lines(tmp_path):
-    code = ("import sys, itertools; from pathlib import Path; from rvnnbook.lab.runs import append; from tests.records import make\n"
+    code = ("import sys, itertools; from pathlib import Path; from rvnnbook.lab.records import append; from tests.records import make\n"
             "for number in itertools.count(): append(make(seed=number, rule='x' * 50_000), folder=Path(sys.argv[1]))")
     path = tmp_path / "toy.jsonl"
     writer = subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -382,7 +382,7 @@ def test_a_killed_writer_leaves_whole_lines(tmp_path):
 def test_a_full_disk_adds_nothing(tmp_path):
     path = append(make(seed=1), folder=tmp_path)
     before = path.read_bytes()
-    code = ("import resource, sys; from pathlib import Path; from rvnnbook.lab.runs import append; from tests.records import make\n"
+    code = ("import resource, sys; from pathlib import Path; from rvnnbook.lab.records import append; from tests.records import make\n"
             "size = Path(sys.argv[1], 'toy.jsonl').stat().st_size\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))\n"
             "append(make(seed=2), folder=Path(sys.argv[1]))")
@@ -456,7 +456,7 @@ def test_a_run_is_stale_when_its_code_changed_and_not_when_its_comments_did(tmp_
     modules = json.dumps(code_hashes(["rvnnbook.layers.cells", "rvnnbook.core", "rvnnbook.encoders.rvnn", "rvnnbook.registry"]))
     def changed():
         done = python("import json, sys, rvnnbook; assert rvnnbook.__file__.startswith(sys.argv[2])\n"
-                      "from rvnnbook.lab.runs import changed_modules; print(json.dumps(changed_modules({'modules': json.loads(sys.argv[1])})))",
+                      "from rvnnbook.lab.records import changed_modules; print(json.dumps(changed_modules({'modules': json.loads(sys.argv[1])})))",
                       modules, tmp_path, cwd=tmp_path, path=tmp_path)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -483,10 +483,10 @@ def test_code_that_changes_while_a_run_is_going_does_not_enter_its_record(tmp_pa
     code = """
 import json, rvnnbook.core
 from pathlib import Path
-from rvnnbook.lab.runs import changed_modules, code_hashes, new_record
+from rvnnbook.lab.records import changed_modules, code_hashes, new_record
 began = code_hashes()
 import rvnnbook.layers.cells                       # loaded after the beginning: still noted
-for name in ("core", "lab/runs"):
+for name in ("core", "lab/records"):
     path = Path(rvnnbook.core.__file__).parent / f"{name}.py"
     path.write_text(path.read_text() + "\\nnew = 1\\n")
 record = new_record("toy", {}, profile="cpu", seed=0, modules=began, metrics={"test": {"accuracy": 1}}, rule="none", wall_s=1)
@@ -499,10 +499,10 @@ print(json.dumps([changed_modules(record), sorted(record["modules"])]))
 
 
 def test_what_is_loaded_is_hashed():
-    code = ("import json, rvnnbook.cli, rvnnbook.show.plots, rvnnbook.lab.runs, rvnnbook.layers.cells\n"
-            "from rvnnbook.lab.runs import loaded_modules; print(json.dumps(loaded_modules()))")
+    code = ("import json, rvnnbook.cli, rvnnbook.show.plots, rvnnbook.lab.records, rvnnbook.layers.cells\n"
+            "from rvnnbook.lab.records import loaded_modules; print(json.dumps(loaded_modules()))")
     loaded = json.loads(python(code).stdout)
-    assert "rvnnbook.layers.cells" in loaded and not [name for name in loaded if re.search(r"cli|show|lab\\.runs|layers$", name)]
+    assert "rvnnbook.layers.cells" in loaded and not [name for name in loaded if re.search(r"cli|show|lab\\.records|layers$", name)]
     assert set(loaded_modules()) == set(code_hashes())
 
 
@@ -655,7 +655,7 @@ def test_a_merge_mends_a_lost_trace_and_tells_of_other_numbers(tmp_path):
 def test_concurrent_merges_add_each_record_once(tmp_path):
     sent = [machine(tmp_path / f"away-{number}", [make(seed=seed, rule="x" * 5000, trace=digest(TRACE, 12)) for seed in range(number * 10, number * 10 + 20)])
             for number in range(4)]
-    code = ("import sys; from pathlib import Path; from rvnnbook.lab.runs import append, merge_records; from tests.records import make\n"
+    code = ("import sys; from pathlib import Path; from rvnnbook.lab.records import append, merge_records; from tests.records import make\n"
             "home, number, *sent = sys.argv[1:]\n"
             "added = merge_records(map(Path, sent), Path(home)).added; append(make(seed=1000 + int(number)), folder=Path(home)); print(len(added))")
     writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path / "home", str(number), *sent[number:], *sent[:number]], cwd=ROOT,
