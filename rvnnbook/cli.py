@@ -84,8 +84,9 @@ def add_results(
     results.add_argument("folders", nargs="*", metavar="FOLDER",
                          help="to merge: records and traces from other machines")
     results.add_argument("--check", action="store_true", help="validate every record and trace")
-    results.add_argument("--where", action="append", default=[], metavar="NAME=VALUE",
-                         help="a field or parameter; also != < <= > >=, such as 'dim>=64'")
+    results.add_argument("--where", action="append", default=[], metavar="QUERY",
+                         help="a pandas query on fields, parameters and metrics, such as "
+                              "'dim == 64 and seed < 3'")
     results.add_argument("--profile", choices=["cpu", "paper"])
     results.add_argument("--latest", action="store_true", help="of equal runs only the last")
     results.add_argument("--mean", action="store_true",
@@ -257,8 +258,8 @@ def results(
         if wrong := runs.check_results(folder, words.experiment) + weights:
             raise RuntimeError("\n".join(wrong))
         return f"valid records: {len(runs.read_records(words.experiment))}"
-    profile = [f"profile={words.profile}"] * bool(words.profile)
-    records = runs.where(runs.read_records(words.experiment), [*words.where, *profile])
+    records = runs.query_records(runs.read_records(words.experiment), words.where)
+    records = runs.select(records, profile=words.profile) if words.profile else records
     records = runs.latest(records) if words.latest else records
     files = [(words.csv, runs.write_csv), (words.parquet, runs.write_parquet)]
     if words.mean and (words.csv or words.parquet):
@@ -353,7 +354,7 @@ def main(
         return getattr(error, "status", 2 if isinstance(error, ValueError) else 1)
     except ModuleNotFoundError as error:
         extra = {"accelerate": "train", "pytorch_optimizer": "train", "tqdm": "train",
-                 "pyarrow": "export"}.get(error.name, "book")
+                 "pandas": "export", "pyarrow": "export"}.get(error.name, "book")
         print(f"rvnnbook: this needs {error.name}, which is not installed. "
               f"Remedy: pip install 'rvnnbook[{extra}]'", file=sys.stderr)
         return 1

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab import records as runs
-from rvnnbook.lab.records import (FIELDS, LEG, POINTS, RecordError, append, best_record, changed_modules, check_results, code_hash, code_hashes,
-                               digest, end_to_end, flatten_record, identity, latest, loaded_modules, make_trace, merge_records, read_records, read_trace,
+from rvnnbook.lab.records import (FIELDS, LEG, POINTS, RecordError, append, as_frame, best_record, changed_modules, check_results, code_hash, code_hashes,
+                               digest, end_to_end, identity, latest, load, loaded_modules, make_trace, merge_records, read_records, read_trace,
                                over_seeds, results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
-                               where, write_csv, write_parquet)
+                               query_records, write_csv, write_parquet)
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
 
@@ -718,33 +718,72 @@ def test_a_line_changed_after_it_was_judged_is_refused(tmp_path, place, monkeypa
     assert len(read_records("toy", folder)) == 10
 
 
-# ---- filters and exports
+# ---- queries and exports
 
-@given(st.lists(st.tuples(st.sampled_from([None, 8, 16.5, 64, "wide", True]), st.integers(0, 3)), max_size=6),
-       st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), st.sampled_from(["8", "16.5", "64", "wide", "None", "True"]))
-def test_conditions_are_those_of_python(values, sign, wanted):
-    several = [make(seed=seed, parameters={"dim": value}) for value, seed in values]
-    try:
-        value = ast.literal_eval(wanted)
-    except ValueError:
-        value = wanted
-    compare = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[sign]
-    def agrees(given):
-        if sign in ("=", "!="):
-            return compare(given, value)
-        numbers = type(given) in (int, float) and type(value) in (int, float)
-        return (numbers or type(given) is type(value) is str) and compare(given, value)
-    assert where(several, [f"dim{sign}{wanted}"]) == [record for record in several if agrees(record["parameters"]["dim"])]
-    without = make(parameters={"width": 8})
-    assert where([without, make(parameters={"dim": 8})], [f"dim{sign}{wanted}"]) == where([make(parameters={"dim": 8})], [f"dim{sign}{wanted}"])
-    assert where(several, [f"dim {sign} {wanted}", "seed<2"]) == [record for record in several
-                                                                    if agrees(record["parameters"]["dim"]) and record["seed"] < 2]
+@given(st.lists(st.tuples(st.sampled_from([None, 8, 16.5, 64]), st.sampled_from([None, "wide", "narrow"]), st.integers(0, 3)), max_size=6),
+       st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), st.sampled_from([8, 16.5, 64]), st.sampled_from(["wide", "narrow", "x"]))
+@settings(deadline=None)
+def test_queries_agree_with_python(values, sign, number, word):
+    several = [make(seed=seed, parameters={"dim": dim, "cell": cell}) for dim, cell, seed in values] + [make(seed=4, parameters={"dim": 0, "cell": "x", "rate": 1})]
+    compare = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[sign]
+    def expected(name, value):
+        missing = sign == "!=" and isinstance(value, str)          # as in pandas
+        return [missing if record["parameters"].get(name) is None else compare(record["parameters"][name], value) for record in several]
+    wide = [record for record, held in zip(several, expected("dim", number)) if held]
+    assert query_records(several, [f"dim {sign} {number}"]) == wide
+    assert query_records(several, [f"dim {sign} {number} and seed < 2"]) == [record for record in wide if record["seed"] < 2]
+    assert query_records(several, [f"dim {sign} {number}", "seed < 2"]) == [record for record in wide if record["seed"] < 2]
+    assert query_records(several, [f"cell {sign} {word!r}"]) == [record for record, held in zip(several, expected("cell", word)) if held]
+    assert query_records(several, ["rate == 1"]) == several[-1:], "a record without the parameter is not selected"
+    assert query_records([], ["dim == 8"]) == [] and query_records(several, []) == several
 
 
-@pytest.mark.parametrize("condition, said", [("dim", "a condition is NAME=VALUE"), ("dimm=8", "Did you mean dim?"), ("=8", "a condition is"), ("", "a condition is")])
-def test_a_condition_nobody_understands_is_refused(condition, said):
-    with pytest.raises(RecordError, match=re.escape(said)):
-        where([make()], [condition])
+@pytest.mark.parametrize("condition, said", [
+    ("dimm == 8", "no record has 'dimm'. Did you mean dim?"), ("`officia <= 100: accuracy` > 0", "Did you mean `official <= 100: accuracy`"),
+    ("encoder == xyz", "no record has 'xyz'. Known: id, experiment"), ("zzz == 8", "encoder, dim, rate, balanced, limit, `SPLIT: METRIC`. Words are quoted"),
+    ("dim", "is not true or false"), ("dim = 8", "is not true or false"), ("1 == 1", "is not true or false"), ("dim == 8\nseed == 0", "is no query: "),
+    ("dim > 'wide'", "is no query: "), ("encoder > 5", "is no query: "), ("dim ==", "is no query: invalid syntax"), ("", "is no query: expr cannot be an empty"),
+    ("dim[", "is no query: "), ("'a", "is no query: "), ("dim == @dim", "no record has 'dim'"), ("dim.nothing()", "is no query: "), ("lambda: 8", "is no query: "),
+    ("`dim", "is no query: ")])
+def test_an_invalid_query_is_rejected_in_one_line(condition, said):
+    with pytest.raises(RecordError, match=re.escape(said)) as error:
+        query_records([make()], [condition])
+    assert "\n" not in str(error.value)
+
+
+def test_the_columns_of_the_frame(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    parameters = {"dim": 16, "device": "cuda", "threads": 5, "steps": 9, "wide number": 2**70}
+    several = [make(), make(seed=1, legs=[], parameters=parameters, metrics={"other": {"surprise": 2.5, "count": 3}}), make(experiment="boy", finished=False)]
+    for record in several:
+        append(record, folder=tmp_path)
+    frame = load("toy", folder=tmp_path)
+    assert frame["id"].tolist() == [record["id"] for record in several[:2]] and len(load(folder=tmp_path)) == 3
+    assert frame["steps_done"].tolist() == [250, 0] and frame["stale"].tolist() == [True, True] and frame["wall_s"].tolist() == [121.0, 121.0]
+    assert frame["device"].tolist() == ["a processor"] * 2 and frame["threads"].tolist() == [2, 2]
+    assert frame["parameters.device"][1] == "cuda" and frame["parameters.threads"][1] == 5 and frame["steps"][1] == 9
+    assert frame["wide number"].tolist() == [None, 2**70] and frame["other: count"].dtype == "Int64" and frame["other: count"].isna().tolist() == [True, False]
+    assert {name: str(frame[name].dtype) for name in ("seed", "dim", "rate", "balanced", "encoder", "finished", "official <= 100: accuracy")} == {
+        "seed": "Int64", "dim": "Int64", "rate": "Float64", "balanced": "boolean", "encoder": "string", "finished": "boolean", "official <= 100: accuracy": "Float64"}
+    for query in ("dim > 8", "seed == 0 and `official <= 100: accuracy` > 0.5", "`parameters.device` == 'cuda'", "encoder in ['crvnn']", "8 <= dim < 16"):
+        pandas.testing.assert_frame_equal(load("toy", query, tmp_path), frame.query(query))
+        assert len(load("toy", query, tmp_path)) == 1
+    assert len(load("boy", "not finished", tmp_path)) == 1 and len(load("girl", folder=tmp_path)) == 0
+    assert frame["id"].is_unique and load("girl", folder=tmp_path).columns.tolist() == frame.columns.tolist()[:len(load("girl", folder=tmp_path).columns)]
+
+
+def test_records_without_pandas_are_listed_and_the_remedy_is_named(tmp_path):
+    (tmp_path / "_toc.yml").write_text("")
+    append(make(), folder=tmp_path / "nbs" / "results")
+    code = ("import sys; import rvnnbook.lab.records; assert 'pandas' not in sys.modules; sys.modules[sys.argv[1]] = None\n"
+            "from rvnnbook.cli import main; sys.exit(main(['results', *sys.argv[2:]]))")
+    shown = python(code, "pandas", "toy", "--mean", cwd=tmp_path)
+    assert shown.returncode == 0 and shown.stdout.startswith("toy\n"), shown.stderr
+    for module, words in (("pandas", ("--where", "seed == 0")), ("pandas", ("--csv", tmp_path / "x.csv")), ("pyarrow", ("--parquet", tmp_path / "x.parquet"))):
+        done = python(code, module, *words, cwd=tmp_path)
+        assert done.returncode == 1 and done.stderr == (f"rvnnbook: this needs {module}, which is not installed. "
+                                                        "Remedy: pip install 'rvnnbook[export]'\n")
+    assert not (tmp_path / "x.csv").exists() and not (tmp_path / "x.parquet").exists()
 
 
 MIXED = [make(), make(seed=1, parameters={"encoder": "a,b\n\"c\"", "dim": "wide"}, metrics={"other": {"surprise": 2, "count": 3}}),
@@ -760,10 +799,10 @@ def test_csv_says_what_the_records_say(tmp_path):
         assert row["id"] == record["id"] and row["experiment"] == record["experiment"] and row["stale"] == "True"
         for name in ("encoder", "dim", "rate"):
             value = record["parameters"].get(name)
-            assert row[f"parameters: {name}"] == ("" if value is None else str(value))
+            assert row[name] == ("" if value is None else str(value))
         for split, name in (("official <= 100", "accuracy"), ("other", "surprise"), ("other", "count")):
             value = record["metrics"].get(split, {}).get(name)
-            assert row[f"{split}: {name}"] == ("" if value is None else str(value))
+            assert row[f"{split}: {name}"] == "" if value is None else float(row[f"{split}: {name}"]) == value
     write_csv([], tmp_path / "none.csv")
     assert (tmp_path / "none.csv").read_text().startswith("id,experiment,profile")
 
@@ -772,11 +811,15 @@ def test_parquet_says_what_the_records_say(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed. Remedy: pip install 'rvnnbook[export]'")
     write_parquet(MIXED, tmp_path / "runs.parquet")
     found = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
-    expected = flatten_record(MIXED)
-    for row in expected:                                         # words and numbers in one column are words
-        row["parameters: dim"] = str(row["parameters: dim"])
-    assert found == expected
+    for row, record in zip(found, MIXED, strict=True):
+        assert {name: row[name] for name in FIELDS if name in row} == {name: record[name] for name in FIELDS if name in row} and row["stale"] is True
+        for name in ("encoder", "rate", "balanced"):
+            assert row[name] == record["parameters"].get(name) and type(row[name]) is type(record["parameters"].get(name))
+        assert row["dim"] == str(record["parameters"]["dim"])    # words and numbers in one column are words
+        for split, name in (("official <= 100", "accuracy"), ("other", "surprise"), ("other", "count")):
+            assert row[f"{split}: {name}"] == record["metrics"].get(split, {}).get(name)
     assert type(found[1]["other: surprise"]) is float and type(found[0]["seed"]) is int
+    assert list(found[0]) == list(as_frame(MIXED))
     write_parquet([], tmp_path / "none.parquet")
     assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
 
@@ -815,7 +858,7 @@ def test_the_command(tmp_path):
     (folder / "toy.jsonl").unlink()
     assert command("merge", tmp_path / "away", cwd=tmp_path).stdout == "records added: 2\n"
     assert command("merge", tmp_path / "away", cwd=tmp_path).stdout == "records added: 0\n"
-    shown = command("toy", "--where", "seed>=5", "--profile", "cpu", "--latest", cwd=tmp_path)
+    shown = command("toy", "--where", "seed >= 5", "--profile", "cpu", "--latest", cwd=tmp_path)
     assert len(shown.stdout.splitlines()) == 3 and not shown.stderr
     assert command("--csv", tmp_path / "x.csv", cwd=tmp_path).stdout == f"2 records in {tmp_path / 'x.csv'}\n"
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
@@ -823,8 +866,9 @@ def test_the_command(tmp_path):
         file.write("{\n")
     done = command("merge", tmp_path / "away", cwd=tmp_path)
     assert done.returncode == 1 and "records added: 0\nrefused:\naway/toy.jsonl:3: not a whole JSON line" in done.stderr
-    for words in (["merge"], ["toy", "another"], ["--where", "dimm=3"]):
-        assert command(*words, cwd=tmp_path).returncode == 2
+    for words in (["merge"], ["toy", "another"], ["--where", "dimm == 3"], ["--where", "dim = 3"], ["--where", "dim >"]):
+        done = command(*words, cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
     outside = command(cwd="/")
     assert outside.returncode == 2 and "no clone of the book here" in outside.stderr
 

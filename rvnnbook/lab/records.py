@@ -2,16 +2,15 @@
 
 # %% auto #0
 __all__ = ['NO_EFFECT', 'PROFILES', 'COMMIT', 'HASH', 'NAME', 'SECONDS', 'STEP', 'TABLE', 'FILLED', 'THREADS', 'TIME', 'TRUTH',
-           'PLAIN', 'LEG', 'FIELDS', 'LIBRARIES', 'POINTS', 'HALF', 'COMPARE', 'RecordError', 'digest', 'identity',
-           'code_hash', 'loaded_modules', 'code_hashes', 'validate', 'signature', 'libraries', 'peak_memory',
-           'new_record', 'make_trace', 'validate_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'scan',
+           'PLAIN', 'LEG', 'FIELDS', 'LIBRARIES', 'POINTS', 'HALF', 'RecordError', 'digest', 'identity', 'code_hash',
+           'loaded_modules', 'code_hashes', 'validate', 'signature', 'libraries', 'peak_memory', 'new_record',
+           'make_trace', 'validate_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'scan',
            'read_records', 'read_trace', 'check_results', 'check_weights', 'Merged', 'merge_records', 'conflicts',
-           'changed_modules', 'sittings', 'select', 'latest', 'best_record', 'where', 'telling', 'over_seeds',
-           'results_table', 'flatten_record', 'write_csv', 'write_parquet']
+           'changed_modules', 'sittings', 'select', 'latest', 'best_record', 'as_frame', 'load', 'query_records',
+           'telling', 'over_seeds', 'results_table', 'write_csv', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
-import csv
 import difflib
 import hashlib
 import importlib
@@ -19,7 +18,6 @@ import importlib.metadata
 import importlib.resources
 import json
 import math
-import operator
 import os
 import platform
 import re
@@ -30,7 +28,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas
 
 # %% ../../nbs/workshop/records.ipynb #a925044b
 class RecordError(ValueError):
@@ -678,34 +679,87 @@ def best_record(
     return choose(having, key=lambda record: record["metrics"][split][metric], default=None)
 
 # %% ../../nbs/workshop/records.ipynb #4863defd
-COMPARE = {">=": operator.ge, "<=": operator.le, "!=": operator.ne, "=": operator.eq,
-           ">": operator.gt, "<": operator.lt}
+def as_frame(
+    records: Sequence[dict],   # of any experiments
+) -> "pandas.DataFrame":       # one row for each record, in their order
+    "Records as a table: a column for each field, parameter and metric, NA where there is none."
+    import pandas
+    known, titles = {}, {f"{split}: {name}": (split, name) for record in records
+                         for split, row in record["metrics"].items() for name in row}
+    nested = ("parameters", "legs", "modules", "libraries", "metrics")
+    table = {name: [record[name] for record in records] for name in FIELDS if name not in nested}
+    table["steps_done"] = [sum(leg["to_step"] - leg["from_step"] for leg in record["legs"])
+                           for record in records]
+    table["stale"] = [bool(changed_modules(record, known)) for record in records]
+    taken = {*table, *titles}
+    for name in dict.fromkeys(name for record in records for name in record["parameters"]):
+        column = f"parameters.{name}" if name in taken else name
+        table[column] = [record["parameters"].get(name) for record in records]
+    for title, (split, name) in titles.items():
+        table[title] = [record["metrics"].get(split, {}).get(name) for record in records]
+    return pandas.DataFrame({name: _column(values) for name, values in table.items()})
 
-def where(
-    records: Sequence[dict],       # where from
-    conditions: Iterable[str],     # such as encoder=crvnn or dim>=64
+def _column(values):
+    "Values as a pandas column of one nullable type; words beside numbers stay Python objects."
+    import pandas
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {int, float}:
+        kinds, values = {float}, [None if value is None else float(value) for value in values]
+    names = {int: "Int64", float: "Float64", bool: "boolean", str: "string"}
+    dtype = names[kinds.pop()] if len(kinds) == 1 else "object"
+    if dtype == "Int64" and not all(-2**63 <= v < 2**63 for v in values if v is not None):
+        dtype = "object"
+    return pandas.Series(values, dtype=dtype)
+
+# %% ../../nbs/workshop/records.ipynb #8e41b6f2
+def load(
+    experiment: str | None = None,     # its name; all if not given
+    where: str | None = None,          # a pandas query, such as "dim == 64 and seed < 3"
+    folder: Path | None = None,        # of the results; nbs/results of this clone if not given
+) -> "pandas.DataFrame":               # one row for each record
+    "The records of an experiment as a table; `as_frame` gives its columns."
+    frame = as_frame(read_records(experiment, folder))
+    return frame if where is None else frame[_holds(frame, where)]
+
+def query_records(
+    records: Sequence[dict],           # where from
+    conditions: Iterable[str],         # pandas queries
 ) -> list[dict]:
     "The records for which all conditions hold."
-    names = {name for record in records for name in (*record, *record["parameters"])}
-    for condition in conditions:
-        found = re.fullmatch(r"(\w+)\s*(>=|<=|!=|=|>|<)\s*(.*)", condition)
-        if not found:
-            raise RecordError(f"a condition is NAME=VALUE, or with != < <= > >=, got {condition!r}")
-        name, sign, wanted = found.groups()
-        if names and name not in names:
-            close = difflib.get_close_matches(name, names, 1) or sorted(names)
-            raise RecordError(f"no record has {name!r}. Did you mean {', '.join(close)}?")
-        records = [record for record in records for fields in [record["parameters"] | record]
-                   if name in fields and _agrees(fields[name], sign, wanted)]
-    return list(records)
+    conditions = list(conditions)
+    if not (records and conditions):   # without records there are no names to ask for
+        return list(records)
+    frame = as_frame(records)
+    chosen = [_holds(frame, condition) for condition in conditions]
+    return [record for record, *held in zip(records, *chosen) if all(held)]
 
-def _agrees(value, sign, wanted):
+# %% ../../nbs/workshop/records.ipynb #c20f9a57
+def _holds(frame, condition):
+    "For each row, whether a condition is true; NA counts as false."
+    import pandas
+    named = frame[[name for name in frame if name in condition]]      # pandas parses every name
     try:
-        wanted = ast.literal_eval(wanted)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        pass                       # a word
-    ordered = _number(value) and _number(wanted) or type(value) is type(wanted) is str
-    return (ordered or sign in ("=", "!=")) and COMPARE[sign](value, wanted)
+        held = named.eval(condition, engine="python", local_dict={}, global_dict={})
+    except pandas.errors.UndefinedVariableError as error:
+        quoted = [name for name in re.findall("`([^`]*)`", condition) if name not in frame]
+        name = quoted[0] if quoted else re.search("'(.*)'", str(error))[1]
+        close = difflib.get_close_matches(name, list(frame), 3)
+        raise RecordError(f"no record has {name!r}. " + (f"Did you mean {_written(close)}?"
+                          if close else _known(frame) + ". Words are quoted")) from None
+    except Exception as error:         # an expression can raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RecordError(f"{condition!r} is no query: {reason}. {_known(frame)}") from None
+    if not (isinstance(held, pandas.Series) and pandas.api.types.is_bool_dtype(held)):
+        raise RecordError(f"{condition!r} is not true or false for each record; a condition is a "
+                          f"comparison such as dim == 64. {_known(frame)}")
+    return held.fillna(False).astype(bool)
+
+def _written(names):
+    return ", ".join(name if name.isidentifier() else f"`{name}`" for name in names)
+
+def _known(frame):
+    "The names that a query may use, without the metrics, which can be a thousand."
+    return f"Known: {_written(name for name in frame if ': ' not in name)}, `SPLIT: METRIC`"
 
 # %% ../../nbs/workshop/records.ipynb #f877ca4a
 def telling(
@@ -779,46 +833,21 @@ def _scores(records):
     return {(split, name): split if name == "accuracy" else f"{split}: {name}"
             for split, name in pairs}
 
-# %% ../../nbs/workshop/records.ipynb #5fcba712
-def flatten_record(
-    records: Sequence[dict],   # of any experiments
-) -> list[dict]:               # the same columns in each; None where a record has no such thing
-    "Records as rows of a table."
-    known, parameters = {}, dict.fromkeys(name for r in records for name in r["parameters"])
-    plain = [name for name in FIELDS if name not in ("parameters", "metrics", "legs", "modules",
-                                                     "libraries")]
-    scores = dict.fromkeys((split, name) for r in records for split in r["metrics"]
-                           for name in r["metrics"][split])
-    return [{**{name: record[name] for name in plain},
-             "stale": bool(changed_modules(record, known)),
-             **{f"parameters: {name}": record["parameters"].get(name) for name in parameters},
-             **{f"{split}: {name}": record["metrics"].get(split, {}).get(name)
-                for split, name in scores}} for record in records]
-
 # %% ../../nbs/workshop/records.ipynb #24d58973
 def write_csv(
     records: Sequence[dict],   # of any experiments
     path: Path,                # a file to write
 ):
-    "Records as comma-separated text."
-    rows = flatten_record(records)
-    with open(path, "w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, rows[0] if rows else list(FIELDS))
-        writer.writeheader()
-        writer.writerows(rows)
+    "Records as comma-separated text, with the columns of `as_frame`."
+    as_frame(records).to_csv(path, index=False)
 
 def write_parquet(
     records: Sequence[dict],   # of any experiments
     path: Path,                # a file to write
 ):
     "Records as a Parquet table; a column of words and numbers becomes one of words."
-    import pyarrow
-    from pyarrow import parquet
-    rows = flatten_record(records)
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else FIELDS)}
-    for name, column in columns.items():
-        kinds = {type(value) for value in column} - {type(None)}
-        if len(kinds) > 1:
-            convert = float if kinds == {int, float} else str
-            columns[name] = [None if value is None else convert(value) for value in column]
-    parquet.write_table(pyarrow.table(columns), path)
+    import pyarrow             # so that its absence is the error
+    frame = as_frame(records)
+    for name in frame.select_dtypes("object"):
+        frame[name] = frame[name].map(str, na_action="ignore").astype("string")
+    frame.to_parquet(path, engine=pyarrow.__name__, index=False)
