@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from rvnnbook.core import EncoderOutput
 from rvnnbook.encoders.balanced import BalancedTree
-from rvnnbook.encoders.beam_tree import beam_step, prune_beam, propose_pairs
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode_soft_tree, halt_penalty
-from rvnnbook.encoders.efficient_beam import EfficientBeam, search_and_replay
+from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR, route
 from rvnnbook.encoders.ordered_memory import OrderedMemory, ordered_memory_literal
@@ -29,6 +28,7 @@ from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.layers.s4d import S4DLayer
 from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft, stochastic_topk
+from rvnnbook.layers.tree_search import beam_step, propose_pairs, prune_beam, search_and_replay
 from rvnnbook.tasks.classify import Classifier
 from rvnnbook.tasks.pair import PairClassifier, pair_up
 

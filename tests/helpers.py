@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, pad_batch
-from rvnnbook.encoders.efficient_beam import encode_with_search
+from rvnnbook.layers.tree_search import encode_with_search
 
 DIM = 6                                      # width in the tests of searches
 

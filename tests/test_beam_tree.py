@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, tree_from_steps
-from rvnnbook.encoders.beam_tree import (
-    BeamTree,
-    beam_step,
-    prune_beam,
-    propose_pairs,
-    merges_of,
-    one_step,
-    search_states,
-    steps_from_merges,
-)
-from rvnnbook.encoders.greedy_tree import merge_pairs
+from rvnnbook.encoders.beam_tree import BeamTree, one_step
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.topk import choice_matrix, one_soft
+from rvnnbook.layers.tree_search import beam_step, merge_pairs, merges_of, propose_pairs, prune_beam, search_states, steps_from_merges
 from tests import golden
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other

@@ -15,9 +15,10 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, pad_batch, padding_gap
 from rvnnbook.encoders.compiled_beam import (COMPILE_MIN_LENGTH, CompiledBeam, top_places, choose_pairs, choose_search, merge_pair, compiled_search, gate_and_norm, log_sum,
                                              score_pair)
-from rvnnbook.encoders import efficient_beam
-from rvnnbook.encoders.efficient_beam import PairScorer, choose_proposals, arena_search, trace_back
+from rvnnbook.layers import tree_search
+from rvnnbook.encoders.efficient_beam import PairScorer
 from rvnnbook.layers.cells import GRC
+from rvnnbook.layers.tree_search import arena_search, choose_proposals, trace_back
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +53,7 @@ def near_tie(encoder, leaves, lengths):
         near = top[:, :-1] - top[:, 1:] <= 1e-9 * (1 + top[:, 1:].abs())
         met.append(bool((near & (top[:, 1:] > -torch.inf)).any()))
         return choose_proposals(logits, scores, *more)
-    with patch.object(efficient_beam, "choose_proposals", watched):
+    with patch.object(tree_search, "choose_proposals", watched):
         arena_search(encoder, leaves, lengths)
     return any(met)
 

@@ -14,12 +14,14 @@ from torch.testing import assert_close
 from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders import efficient_beam
+from rvnnbook.layers import tree_search
 from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, CompiledBeam, choose_search
 from rvnnbook.encoders.distinct_beam import (beam_use, by_best, by_orders, by_sums, common_steps, count_distinct, beam_states, in_post_order,
                                              next_states, rule_search, find_duplicates)
-from rvnnbook.encoders.efficient_beam import (EfficientBeam, search_and_replay, choose_proposals, encode_with_search, first_keys, leaf_keys, literal_search, hash_pair,
-                                              next_keys, mark_repeated, arena_search, states_after, trace_back)
+from rvnnbook.encoders.efficient_beam import EfficientBeam, literal_search
 from rvnnbook.layers.topk import gumbel_noise
+from rvnnbook.layers.tree_search import (
+    arena_search, choose_proposals, encode_with_search, first_keys, hash_pair, leaf_keys, mark_repeated, next_keys, search_and_replay, states_after, trace_back)
 from tests.helpers import DIM, answers, assert_same, batch_of
 
 torch.set_num_threads(1)
@@ -71,7 +73,8 @@ class Recorder:
     "Stands where `choose` stands and writes down the scores that it gives."
     def __init__(self, monkeypatch):
         self.scores = []
-        monkeypatch.setattr(efficient_beam, "choose_proposals", self)
+        for module in (efficient_beam, tree_search):
+            monkeypatch.setattr(module, "choose_proposals", self)
 
     def __call__(self, *given):
         answer = choose_proposals(*given)
@@ -159,8 +162,9 @@ def test_a_search_without_the_option_is_as_before_bit_for_bit(train, monkeypatch
     for form in (literal_search, search_and_replay):
         now = answers(encoder, x, mask, form)
         with monkeypatch.context() as patch:
-            patch.setattr(efficient_beam, "choose_proposals", lambda logits, scores, noisy, generator, keys=None:
-                          choose_before(logits, scores, noisy, generator))
+            for module in (efficient_beam, tree_search):
+                patch.setattr(module, "choose_proposals", lambda logits, scores, noisy, generator, keys=None:
+                              choose_before(logits, scores, noisy, generator))
             before = answers(encoder, x, mask, form)
         assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
 

@@ -10,9 +10,11 @@ from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, tree_from_steps
 from rvnnbook.encoders.compiled_beam import CompiledBeam, compiled_search
-from rvnnbook.encoders.efficient_beam import (EfficientBeam, LineageScores, PairScorer, Search, search_and_replay, choose_proposals, final_trees, initial_scores, label_nodes, literal_search, merge_rows, hash_pair, plan_replay, replay,
-                                              arena_search, active_counts, trace_back)
+from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer, literal_search
 from rvnnbook.encoders.rvnn import compose_by_height
+from rvnnbook.layers.tree_search import (
+    active_counts, arena_search, choose_proposals, final_trees, hash_pair, initial_scores, label_nodes, LineageScores, merge_rows, plan_replay, replay, Search,
+    search_and_replay, trace_back)
 from tests.helpers import DIM, answers, assert_same, batch_of
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other

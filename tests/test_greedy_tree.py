@@ -10,21 +10,9 @@ from torch.nn import functional as F
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.greedy_tree import (
-    GreedyTree,
-    TreeParts,
-    best_pair,
-    drawn_rounds,
-    drawn_trees,
-    easy_first,
-    find_trees,
-    remove_positions,
-    merge_pairs,
-    straight_through,
-    build_tree_trace,
-    tree_noise,
-)
-from rvnnbook.encoders.efficient_beam import grc_parts
+    GreedyTree, TreeParts, best_pair, drawn_rounds, drawn_trees, easy_first, find_trees, remove_positions, straight_through, build_tree_trace, tree_noise)
 from rvnnbook.encoders.rvnn import compose_by_height, compose_tree
+from rvnnbook.layers.tree_search import grc_parts, merge_pairs
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quick = settings(deadline=None, max_examples=40)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders import parent_beam
-from rvnnbook.encoders.beam_tree import BeamTree, one_step, search_states
+from rvnnbook.encoders.beam_tree import BeamTree, one_step
 from rvnnbook.encoders.parent_beam import (
     Arena,
     PairLifetimes,
@@ -29,6 +29,7 @@ from rvnnbook.encoders.parent_beam import (
 )
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.topk import EPSILON
+from rvnnbook.layers.tree_search import search_states
 from rvnnbook.registry import create_encoder
 from tests.helpers import DIM, assert_same, batch_of
 

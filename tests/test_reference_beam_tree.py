@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rvnnbook.encoders.beam_tree import BeamTree as Encoder
-from rvnnbook.encoders.beam_tree import steps_from_merges
 from rvnnbook.encoders.parent_beam import ParentBeam
 from rvnnbook.layers.cells import GRC as LibraryGRC
+from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import beam_tree
 from rvnnbook.reference.beam_tree import GRC, BeamTree, Hypothesis, Proposal, merge, soft_merge
 from tests.helpers import batch, slopes

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rvnnbook.encoders.beam_tree import steps_from_merges
 from rvnnbook.encoders.compiled_beam import CompiledBeam
 from rvnnbook.encoders.efficient_beam import EfficientBeam
+from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import ebt_grc
 from rvnnbook.reference.ebt_grc import EBTGRC, best_of
 from rvnnbook.registry import create_encoder

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rvnnbook.core import length_mask
-from rvnnbook.encoders.beam_tree import steps_from_merges
 from rvnnbook.encoders.greedy_tree import GreedyTree, tree_noise
+from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import gumbel_tree
 from rvnnbook.reference.gumbel_tree import GumbelTree, replace_pair, straight_through
 from tests.helpers import batch, slopes

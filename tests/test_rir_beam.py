@@ -9,10 +9,11 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree, chunk_size, compose_levels_literal, level_lengths
-from rvnnbook.encoders.efficient_beam import EfficientBeam, search_and_replay, encode_with_search
+from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, SharedArena, sum_scores, align, cut_level, find_or_make, literal_nested, nested_search,
                                         score_places, string_it)
 from rvnnbook.encoders.rvnn import compose_tree
+from rvnnbook.layers.tree_search import encode_with_search, search_and_replay
 from tests.helpers import DIM, answers, assert_same, batch_of
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other

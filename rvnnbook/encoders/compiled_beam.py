@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rvnnbook.encoders.efficient_beam import (
-    EfficientBeam, Search, blank_log, initial_scores, kept_units, make_arena, arena_search,
-    active_counts)
+from .efficient_beam import EfficientBeam
 from ..layers.topk import gumbel_noise
+from ..layers.tree_search import (
+    active_counts, arena_search, blank_log, initial_scores, kept_units, make_arena, Search)
 
 try:
     import numba

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .efficient_beam import (Lineages, Search, choose_proposals,
-                                              encode_with_search, first_keys)
-from .efficient_beam import (initial_scores, leaf_keys, hash_pair, next_keys,
-                                              mark_repeated)
-from .efficient_beam import states_after, active_counts, trace_back
 from ..layers.topk import gumbel_noise
+from ..layers.tree_search import (
+    active_counts, choose_proposals, encode_with_search, first_keys, hash_pair, initial_scores,
+    leaf_keys, Lineages, mark_repeated, next_keys, Search, states_after, trace_back)
 
 # %% ../../nbs/implementations/distinct_beam.ipynb #e8b7416b
 def find_duplicates(

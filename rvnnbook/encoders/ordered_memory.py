@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice, steps_from_tree
-from .efficient_beam import activation_derivative
 from ..layers.cells import ACTIVATIONS, GRC
+from ..layers.tree_search import activation_derivative
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #5e29916b
 def run_stack(

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import EncoderOutput, check_batch
-from .beam_tree import (
-    BeamTree, beam_step, build_beam_trace, propose_pairs, prune_beam, search_states)
-from .efficient_beam import (
-    LineageScores, Lineages, ReplayPlan, grc_parts, hash_pair, plan_replay, replay)
-from .greedy_tree import merge_pairs
+from .beam_tree import BeamTree
 from ..layers.topk import EPSILON, gumbel_noise, one_soft
+from ..layers.tree_search import (
+    beam_step, build_beam_trace, grc_parts, hash_pair, Lineages, LineageScores, merge_pairs,
+    plan_replay, propose_pairs, prune_beam, replay, ReplayPlan, search_states)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #42905cd2
 class Arena:

@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from ..core import EncoderOutput, check_choice, length_mask
 from .balanced import chunk_size
 from .compiled_beam import CompiledBeam
-from .efficient_beam import (
-    LineageScores, Lineages, search_and_replay, choose_proposals, encode_with_search,
-    initial_scores, grc_parts, merge_rows, hash_pair,
-    plan_replay, replay, active_counts)
 from ..layers.s4d import S4DLayer
+from ..layers.tree_search import (
+    active_counts, choose_proposals, encode_with_search, grc_parts, hash_pair, initial_scores,
+    Lineages, LineageScores, merge_rows, plan_replay, replay, search_and_replay)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #dee03f13
 class Chunks(NamedTuple):

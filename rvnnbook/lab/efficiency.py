@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from ..core import EncoderOutput
 from ..data.listops import VOCABULARY, Example, collate_listops, evaluate, make_split
-from ..encoders.efficient_beam import encode_with_search
 from ..encoders.rir_beam import RIRBeam, literal_nested
 from rvnnbook.lab.bench import (
     NO_ROOM, BenchError, clock, limit_growth, literal_beam, literal_crvnn, memory_level,
     memory_peak)
 from .records import append, code_hashes, new_record, read_records, results_folder, select
 from .train import classification_loss, git_state, machine, make_optimizer
+from ..layers.tree_search import encode_with_search
 from ..registry import create_encoder, list_encoders
 from ..tasks.classify import Classifier
 
