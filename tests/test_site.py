@@ -3,24 +3,19 @@
 `make book` builds it. Chromium is $CHROMIUM or one on the path; without one these tests are skipped,
 and under REQUIRE_BROWSER=1 they fail. RVNNBOOK_SITE names another folder to judge than build/book."""
 import contextlib
-import functools
-import http.server
 import json
 import os
 import re
-import shutil
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.browsing import ROOT, missing, serving
+
 BOOK = Path(os.environ.get("RVNNBOOK_SITE", ROOT / "build" / "book"))
 SITE = BOOK / "_build" / "html"
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 PHONE = {"width": 390, "height": 844}
 WIDGET = 'script[type="application/vnd.jupyter.widget-view+json"]'
 
@@ -43,43 +38,10 @@ WITH_STEPPERS = [page for page in PAGES if BUILT and (SITE / f"{page}.html").exi
                  and 'class="drawn stepper"' in (SITE / f"{page}.html").read_text()] or ["(no stepper)"]
 
 
-def missing(what, remedy):
-    "Skip, or fail where a browser is required."
-    message = f"{what}; remedy: {remedy}"
-    pytest.fail(message) if os.environ.get("REQUIRE_BROWSER") == "1" else pytest.skip(message)
-
-
 @pytest.fixture(scope="session")
 def built():
     if not BUILT:
         missing(f"the book is not built in {BOOK.name}", "make book")
-
-
-@pytest.fixture(scope="session")
-def browser():
-    names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"]
-    path = next((found for name in names if name and (found := shutil.which(name))), None)
-    if path is None:
-        missing("no Chromium found", "install Chromium, or set CHROMIUM to its program file")
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=ARGS)
-        yield chromium
-        chromium.close()
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args): pass
-
-
-@contextlib.contextmanager
-def serving(folder):
-    "The folder on a free port of the loopback interface."
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture(scope="session")

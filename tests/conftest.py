@@ -1,0 +1,21 @@
+"""Fixtures that several test modules share."""
+import os
+import shutil
+
+import pytest
+
+from tests.browsing import ARGS, missing
+
+
+@pytest.fixture(scope="session")
+def browser():
+    "Headless Chromium: $CHROMIUM or one on the path."
+    names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"]
+    path = next((found for name in names if name and (found := shutil.which(name))), None)
+    if path is None:
+        missing("no Chromium found", "install Chromium, or set CHROMIUM to its program file")
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=ARGS)
+        yield chromium
+        chromium.close()
