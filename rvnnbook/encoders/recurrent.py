@@ -5,7 +5,7 @@ __all__ = ['LSTM']
 
 # %% ../../nbs/implementations/recurrent.ipynb #05e26667
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core import Encoder, EncoderOutput, check_batch
 from ..layers.masking import read_layer, read_to_the_end

@@ -38,7 +38,8 @@ from ..core import length_mask
 from ..encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
 from ..encoders.efficient_beam import EfficientBeam, literal_search
 from ..encoders.self_iru import IRU, self_iru_literal
-from .records import append, code_hashes, new_record, read_records, results_folder, select
+from .records import (append, code_hashes, new_record, read_records, results_folder,
+                                  select)
 from ..layers.attention import geometric_attention, geometric_window
 from ..layers.scan import linear_scan, scan_indexed, scan_unbound
 from ..layers.tree_search import (

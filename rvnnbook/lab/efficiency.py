@@ -28,7 +28,8 @@ from ..encoders.rir_beam import RIRBeam, literal_nested
 from rvnnbook.lab.bench import (
     NO_ROOM, BenchError, clock, limit_growth, literal_beam, literal_crvnn, memory_level,
     memory_peak)
-from .records import append, code_hashes, new_record, read_records, results_folder, select
+from .records import (append, code_hashes, new_record, read_records, results_folder,
+                                  select)
 from .train import classification_loss, git_state, machine, make_optimizer
 from ..layers.tree_search import encode_with_search
 from ..registry import create_encoder, list_encoders
