@@ -78,11 +78,11 @@
   }
 
   function treeMarks(words, centres, parents, deepest) {    // parents: [first, middle, last, round, class], children first
-    const row = Math.max(10, Math.min(34, 240 / Math.max(deepest, 1))), base = 24 + row * deepest, marks = [];
+    const row = Math.max(10, Math.min(34, 240 / Math.max(deepest, 1))), base = 38 + row * deepest, marks = [];
     const places = new Map(words.map((_, i) => [`${i},${i}`, [centres[i], base]]));
     for (const [first, middle, last, round, name] of parents) {
       const children = [`${first},${middle}`, `${middle + 1},${last}`].map(key => places.get(key));
-      const x = (children[0][0] + children[1][0]) / 2, y = base - row * round;
+      const x = (children[0][0] + children[1][0]) / 2, y = base - 14 - row * round;
       places.set(`${first},${last}`, [x, y]);
       if (!name) continue;
       for (const child of children) marks.push(`<path class="edge ${name}" d="M${x.toFixed(1)} ${y.toFixed(1)}L${child[0].toFixed(1)} ${(child[1] - (child[1] === base ? 14 : 0)).toFixed(1)}"/>`);
@@ -176,7 +176,7 @@
     const id = `player-${index}`, weights = box.dataset.weights, beam = weights.startsWith("ebt_grc");
     const player = {title: box.dataset.title, beam}, figure = box.querySelector("figure"), drawing = figure.querySelector(".drawing");
     const hard = JSON.parse(box.querySelector("script[type='application/json']")?.textContent || "[]");
-    const input = element("textarea", {id, rows: "2", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "aria-describedby": `${id}-error`});
+    const input = element("textarea", {id, rows: "3", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "aria-describedby": `${id}-error`});
     const [compute, random, pick] = ["Compute", "Random expression", "Hard expression"].map((text, i) => element("button", {type: i ? "button" : "submit"}, text));
     const error = element("p", {id: `${id}-error`, class: "player-error", role: "alert"});
     const status = element("p", {class: "player-status", role: "status", "aria-live": "polite"});

@@ -23,7 +23,7 @@ BOX = """<div class="model-player" data-weights="{weights}" data-title="{title}"
 <figure class="drawn" id="fig-{weights}"><div class="drawing" tabindex="0"><svg id="still-{weights}" viewBox="0 0 9 9" width="9" role="img" aria-label="a still"></svg></div>
 <figcaption>A tree.</figcaption></figure><script type="application/json">{hard}</script></div>"""
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>t</title><link rel="icon" href="data:,"><link rel="stylesheet" href="_static/models.css">
+<title>t</title><link rel="icon" href="data:,"><link rel="stylesheet" href="_static/book.css"><link rel="stylesheet" href="_static/models.css">
 <script defer src="_static/models.js"></script><script defer src="_static/play.js"></script></head>
 <body><article class="bd-article"><h1>h</h1>{boxes}</article></body></html>"""
 NAMES = {"crvnn-listops": "CRvNN", "ebt_grc-listops": "EBT-GRC"}
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
     "A page with both players, as the site has them."
     made = tmp_path_factory.mktemp("site")
     (made / "_static").mkdir()
-    for name in ("models.js", "play.js", "models.css"):
+    for name in ("models.js", "play.js", "models.css", "book.css"):
         shutil.copy(ROOT / "_assets" / name, made / "_static")
     write_weights(made / "_static" / "weights", NAMES)
     boxes = "".join(BOX.format(weights=weights, title=title, start=START, hard=json.dumps(HARD)) for weights, title in NAMES.items())
@@ -115,8 +115,8 @@ def test_crvnn_computes_as_pytorch(page):
 def test_beam_search_computes_as_pytorch(page):
     examples, widths = samples(312, 200), {}
     assert len(examples) >= 300
-    for rows in by_length(examples, 12):
-        widths |= dict.fromkeys(rows, random.Random(rows[0]).randint(1, 8))
+    for number, rows in enumerate(by_length(examples, 12)):
+        widths |= dict.fromkeys(rows, 1 + number % 8)
     found = in_page(page, "ebt_grc-listops", [[" ".join(tokens), widths[i]] for i, (_, tokens) in enumerate(examples)])
     assert len(set(widths.values())) == 8
     model = load_pretrained("ebt_grc", "listops").double()
@@ -178,11 +178,11 @@ def test_the_wrong_token_is_selected_and_named(page):
 def test_player_by_keys_and_buttons(browser, folder, weights):
     page, wrong = opened(browser, (folder / "page.html").as_uri())
     box = ready(page, weights, 1)
-    assert f"{NAMES[weights]} computes 9" in box.get_by_role("status").first.inner_text() and page.locator(f"#still-{weights}").count() == 0
+    assert f"{NAMES[weights]} computes 9" in box.locator(".player-status[role=status]").inner_text() and page.locator(f"#still-{weights}").count() == 0
     slider = box.get_by_role("slider", name="round" if "crvnn" in weights else "step")
     last = int(slider.get_attribute("max"))
     assert last > 3 and slider.input_value() == str(last)
-    unit, drawn = ("round", box.locator(".drawing svg")) if "crvnn" in weights else ("step", box.locator(".drawing svg"))
+    unit, drawn = "round" if "crvnn" in weights else "step", box.locator(".drawing svg")
     seen = set()
     slider.focus()
     page.keyboard.press("Home")
@@ -211,7 +211,7 @@ def test_player_by_keys_and_buttons(browser, folder, weights):
         box.get_by_role("button", name="Random expression").click()
         ready(page, weights, turn)
         text = field.input_value()
-        value, said = evaluate(tokenize(text)), box.get_by_role("status").first.inner_text()
+        value, said = evaluate(tokenize(text)), box.locator(".player-status[role=status]").inner_text()
         assert 8 <= len(text.split()) <= 60
         assert (f"computes {value} " in said and ": right." in said) or f"wrong, the value is {value}." in said
         drawn_texts.add(text)
@@ -260,6 +260,7 @@ def test_without_scripts_the_still_remains(browser, folder):
 def test_worker_and_its_fallback_agree(browser, folder, refusal):
     context = browser.new_context()
     page = context.new_page()
+    page.set_default_timeout(120_000)
     page.add_init_script(refusal)
     page.goto((folder / "page.html").as_uri())
     ready(page, "crvnn-listops", 1)
