@@ -130,7 +130,7 @@ def test_beam_search_computes_as_pytorch(page):
             real = [k for k, score in enumerate(trace["scores"][row].tolist()) if score > -float("inf")]
             assert one["value"] == chances[row].argmax() and one["rounds"] == n - 1, examples[i]
             assert [h["steps"] for h in one["hypotheses"]] == [trace["beams"][row, k, :n].tolist() for k in real], examples[i]
-            torch.testing.assert_close([h["weight"] for h in one["hypotheses"]], trace["weights"][row, real].tolist(), atol=1e-6, rtol=0)
+            torch.testing.assert_close(torch.tensor([float(h["weight"]) for h in one["hypotheses"]]).double(), trace["weights"][row, real], atol=1e-6, rtol=0)
             torch.testing.assert_close(torch.tensor(one["probabilities"]).double(), chances[row], atol=1e-6, rtol=0)
 
 
@@ -269,12 +269,15 @@ def test_worker_and_its_fallback_agree(browser, folder, refusal):
     context.close()
 
 
-def test_served_page_asks_for_weights_only_when_a_player_is_near(browser, folder):
+def test_served_page_loads_weights_only_for_players_that_are_near(browser, folder):
+    (folder / "long.html").write_text((folder / "page.html").read_text().replace("</figure>", '</figure><div style="height: 4000px"></div>'))
+    loaded = "performance.getEntriesByType('resource').map(e => e.name.split('/').pop()).filter(name => name.includes('-listops'))"
     with serving(folder) as base:
-        page, wrong = opened(browser, f"{base}/page.html")
+        page, wrong = opened(browser, f"{base}/long.html")
         ready(page, "crvnn-listops", 1)
-        asked = page.evaluate("performance.getEntriesByType('resource').map(e => e.name).filter(name => name.includes('/weights/'))")
-        assert [name.rsplit("/", 1)[1] for name in asked][0] == "crvnn-listops.js" and wrong == []
+        assert page.evaluate(loaded) == ["crvnn-listops.js"]
+        ready(page, "ebt_grc-listops", 1)
+        assert page.evaluate(loaded) == ["crvnn-listops.js", "ebt_grc-listops.js"] and wrong == []
         page.context.close()
 
 
