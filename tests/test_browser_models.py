@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from rvnnbook.data.listops import VOCABULARY, ListOpsError, collate_listops, draw_expression, evaluate, make_split, tokenize
+from rvnnbook.reference.beam_tree import Hypothesis
+from rvnnbook.reference.ebt_grc import EBTGRC
 from rvnnbook.tasks.classify import load_pretrained
 from tests.browsing import ROOT, serving
 
@@ -112,8 +114,24 @@ def test_crvnn_computes_as_pytorch(page):
                 torch.testing.assert_close(there * c, there * trace["composition"][:taken, row, :n], atol=1e-3, rtol=0)
 
 
+@torch.no_grad()
+def least_gap(model, tokens, beam):
+    "The least difference of two scores that decides what the beam keeps and in which order, by the chapter's model."
+    reference = EBTGRC(128, beam).double().eval()
+    reference.load_state_dict(model.encoder.state_dict())
+    x = model.in_proj(model.embedding(collate_listops([(evaluate(tokens), tokens)]).ids))[0]
+    hypotheses, gap = [Hypothesis(reference.leaf_norm(reference.leaf(x)), x.new_zeros(()))], float("inf")
+    for _ in tokens[1:]:
+        scores = torch.cat([one.score + reference.scorer(one.nodes) for one in hypotheses]).sort(descending=True).values[:beam + 1]
+        gap = min([gap, *(scores[:-1] - scores[1:]).tolist()])
+        hypotheses = reference.step(hypotheses)
+    return gap
+
+
 def test_beam_search_computes_as_pytorch(page):
-    examples, widths = samples(312, 200), {}
+    """Hypotheses are compared one by one, unless two scores of the search are equal up to rounding:
+    then either may be kept. Such ties are few, and each is proved by the chapter's model."""
+    examples, widths, tied = samples(312, 200), {}, 0
     assert len(examples) >= 300
     for number, rows in enumerate(by_length(examples, 12)):
         widths |= dict.fromkeys(rows, 1 + number % 8)
@@ -129,9 +147,13 @@ def test_beam_search_computes_as_pytorch(page):
             one, n = found[i], len(examples[i].tokens)
             real = [k for k, score in enumerate(trace["scores"][row].tolist()) if score > -float("inf")]
             assert one["value"] == chances[row].argmax() and one["rounds"] == n - 1, examples[i]
-            assert [h["steps"] for h in one["hypotheses"]] == [trace["beams"][row, k, :n].tolist() for k in real], examples[i]
+            if [h["steps"] for h in one["hypotheses"]] != [trace["beams"][row, k, :n].tolist() for k in real]:
+                assert least_gap(model, examples[i].tokens, widths[i]) < 1e-12, examples[i]
+                tied += 1
+                continue
             torch.testing.assert_close(torch.tensor([float(h["weight"]) for h in one["hypotheses"]]).double(), trace["weights"][row, real], atol=1e-6, rtol=0)
             torch.testing.assert_close(torch.tensor(one["probabilities"]).double(), chances[row], atol=1e-6, rtol=0)
+    assert tied <= 3
 
 
 def test_messages_and_values_as_in_python(page):
