@@ -531,7 +531,7 @@ def cell_backward(
     grad: Tensor,          # gradients at the nodes of one height, (R, D)
     level: tuple,          # saved by `replay_forward`
     below: Tensor,         # their children, left and right, (R, 2 D)
-    slope: Tensor,         # derivative of the activation, (R, H)
+    derivative: Tensor,    # derivative of the activation, (R, H)
 ) -> tuple[Tensor, ...]:   # gradients at parts, hidden units, children, gain and shift
     "Backward pass of the cell: (R, 4 D), (R, H), (R, 2 D), (D,), (D,) (crvnn Eq. 14-15)."
     _, parts, mixed, mean, scale = level
@@ -541,7 +541,7 @@ def cell_backward(
     through = delta.repeat(1, 3) * opened
     gates = through * (1 - opened) * torch.cat([below, content], 1)
     at_parts = torch.cat([gates, through[:, 2 * cell.dim:]], 1)
-    at_hidden = at_parts @ cell.w2.weight * slope
+    at_hidden = at_parts @ cell.w2.weight * derivative
     return at_parts, at_hidden, through[:, :2 * cell.dim] + at_hidden @ cell.w1.weight, *at_norm
 
 def activation_derivative(
@@ -553,8 +553,8 @@ def activation_derivative(
     before = torch.cat([like.new_empty(0, cell.w1.out_features), *(level[0] for level in levels)])
     with torch.enable_grad():
         hidden = cell.activation(before.requires_grad_())
-        slope, = torch.autograd.grad(hidden, before, torch.ones_like(hidden))
-    return hidden.detach(), slope
+        derivative, = torch.autograd.grad(hidden, before, torch.ones_like(hidden))
+    return hidden.detach(), derivative
 
 # %% ../../nbs/implementations/tree_search.ipynb #17768a20
 def collect_gradients(
@@ -563,16 +563,16 @@ def collect_gradients(
     plan: ReplayPlan,      # what was composed
     levels: list,          # from `replay_forward`
     nodes: Tensor,         # states of leaves and nodes, (L + M, D)
-    slope: Tensor,         # derivative of the activation, (M, H)
+    derivative: Tensor,    # derivative of the activation, (M, H)
 ) -> tuple[Tensor, ...]:   # gradients at parts (M, 4 D), hidden units (M, H), gain and shift (D,)
     "Propagate gradients from parents to children, by decreasing height."
-    own, stop = grad[len(grad) - len(slope):], len(slope)
-    at_parts, at_hidden = slope.new_empty(stop, 4 * cell.dim), torch.empty_like(slope)
+    own, stop = grad[len(grad) - len(derivative):], len(derivative)
+    at_parts, at_hidden = derivative.new_empty(stop, 4 * cell.dim), torch.empty_like(derivative)
     at_norm = [torch.zeros_like(cell.norm.weight)] * 2
     for level, count in zip(levels[::-1], plan.counts[::-1]):
         rows, pairs = slice(stop - count, stop), plan.children[stop - count:stop]
         at_parts[rows], at_hidden[rows], at_children, *more = cell_backward(
-            cell, own[rows], level, nodes[pairs].flatten(1), slope[rows])
+            cell, own[rows], level, nodes[pairs].flatten(1), derivative[rows])
         grad.index_add_(0, pairs.flatten(), at_children.view(-1, cell.dim))
         at_norm, stop = [one + other for one, other in zip(at_norm, more)], stop - count
     return at_parts, at_hidden, *at_norm
@@ -598,11 +598,11 @@ class Replay(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         (nodes, keep), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
-        hidden, slope = activation_derivative(cell, ctx.levels, nodes)
+        hidden, derivative = activation_derivative(cell, ctx.levels, nodes)
         if keep is not None:
-            hidden, slope = hidden * keep, slope * keep
+            hidden, derivative = hidden * keep, derivative * keep
         at_parts, at_hidden, *at_norm = collect_gradients(cell, grad, ctx.plan, ctx.levels, nodes,
-                                                          slope)
+                                                          derivative)
         below = nodes[ctx.plan.children.flatten()].view(-1, 2 * cell.dim)
         return (grad[:len(grad) - len(hidden)], None, None, None, at_hidden.T @ below,
                 at_hidden.sum(0), at_parts.T @ hidden, at_parts.sum(0), *at_norm)
@@ -642,9 +642,9 @@ class LineageScores(torch.autograd.Function):
         lived = torch.stack([log_sums(rates, birth.flatten(0, 1), deaths.flatten(0, 1))
                              for birth in births.unbind(-1)], -1).view(pairs.shape)
         scores = F.pad(logits.double(), (0, 1), value=-torch.inf)
-        slopes = F.pad(scored[..., None].double(), (1, 1)) - (scores[pairs] + lived).exp()
-        slopes = slopes * grad.double()[..., None, None]
-        found = torch.zeros_like(scores).index_add_(0, pairs.flatten(), slopes.flatten())
+        grads = F.pad(scored[..., None].double(), (1, 1)) - (scores[pairs] + lived).exp()
+        grads = grads * grad.double()[..., None, None]
+        found = torch.zeros_like(scores).index_add_(0, pairs.flatten(), grads.flatten())
         return found[:-1].to(logits.dtype), None, None, None, None
 
 # %% ../../nbs/implementations/tree_search.ipynb #2ee38598
