@@ -34,6 +34,7 @@ def address(about: dict) -> str:
 
 def headline(records: Path) -> str:
     "A table of the shown models: mean accuracy over seeds, scale and number of seeds, from records of full runs."
+    from rvnnbook.lab.verdicts import curve_of, how_ended
     runs = [json.loads(line) for line in records.read_text().splitlines()]
     rows = []
     for model in SHOWN:
@@ -43,8 +44,9 @@ def headline(records: Path) -> str:
         cells = "".join(f"<td>{100 * fmean(run['metrics'][split]['accuracy'] for run in mine):.1f} %</td>" for split, _ in COLUMNS)
         setting = mine[0]["parameters"]
         epochs = sorted({run["parameters"]["epochs"] for run in mine})
-        rows.append(f'<tr><th scope="row">{model}</th>{cells}<td>{len(mine)}</td><td>width {setting["dim"]}, '
-                    f'at most {" or ".join(map(str, epochs))} epochs</td></tr>')
+        early = all(how_ended(run, curve_of(run)) == "patience" for run in mine)
+        end = "ended by early stopping" if early else f"stopped after {' or '.join(map(str, epochs))} epochs, before early stopping"
+        rows.append(f'<tr><th scope="row">{model}</th>{cells}<td>{len(mine)}</td><td>width {setting["dim"]}, {end}</td></tr>')
     heads = "".join(f'<th scope="col">{title}</th>' for title in ("model", *(title for _, title in COLUMNS), "seeds", "scale"))
     longest = mine[0]["parameters"]["longest"]
     return (f'<div class="landing-results"><table><caption>Accuracy on ListOps after training on at most {longest} tokens</caption>'
