@@ -159,13 +159,13 @@ function rvnnModels() {
   const GRID = 256, density = x => 2 / Math.sqrt(Math.PI) * Math.exp(-x * x), erfs = new Float64Array(6 * GRID + 1);
   for (let i = 0; i < 6 * GRID; i++)
     erfs[i + 1] = erfs[i] + (density(i / GRID) + 4 * density((i + .5) / GRID) + density((i + 1) / GRID)) / (6 * GRID);
-  const slopes = erfs.map((_, i) => density(i / GRID));
+  const derivatives = erfs.map((_, i) => density(i / GRID));
 
   function gelu(x) {
     const z = Math.abs(x) * Math.SQRT1_2;
     if (z >= 6) return x > 0 ? x : 0;
     const i = Math.round(z * GRID), at = i / GRID, d = z - at;
-    const erf = erfs[i] + slopes[i] * d * (1 - d * (at - d * (2 * at * at - 1) / 3));
+    const erf = erfs[i] + derivatives[i] * d * (1 - d * (at - d * (2 * at * at - 1) / 3));
     return x > 0 ? x * (1 + erf) / 2 : x * (1 - erf) / 2;
   }
 

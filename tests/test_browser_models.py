@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 
 def opened(browser, address, **options):
-    "A page and the list of what went wrong in it; nothing may be asked from elsewhere."
+    "A page and the list of what went wrong in it; nothing may be requested from elsewhere."
     context = browser.new_context(**{"viewport": {"width": 390, "height": 844}, **options})
     page, wrong = context.new_page(), []
     page.on("request", lambda request: None if request.url.startswith((address.rsplit("/", 1)[0], "data:", "blob:")) else wrong.append(request.url))
@@ -72,12 +72,12 @@ def ready(page, weights, turn):
     return page.locator(f"[data-weights={weights}]")
 
 
-def in_page(page, weights, asked):
+def in_page(page, weights, cases):
     "Results of the page's model for pairs of an expression and a beam width."
-    return page.evaluate("""async ([weights, asked]) => {
+    return page.evaluate("""async ([weights, cases]) => {
         const found = [];
-        for (const [text, beam] of asked) found.push(await rvnnPlay.run(weights, rvnnPlay.parse(text).words, beam));
-        return found; }""", [weights, asked])
+        for (const [text, beam] of cases) found.push(await rvnnPlay.run(weights, rvnnPlay.parse(text).words, beam));
+        return found; }""", [weights, cases])
 
 
 def samples(count, seed):

@@ -78,14 +78,14 @@ def check_promises(
                 lambda: max(batch_gap(twin, x, whole, steps), batch_gap(twin, x, short, trees))}
         if not bool(root.isfinite().all()):
             raise ValueError(f"{encoder.name}: roots are not finite")
-        for told, measured in gaps.items():
+        for compared, measured in gaps.items():
             with torch.no_grad():
                 gap = measured()
             if not gap <= allowed:
-                raise ValueError(f"{encoder.name}: the roots of {told} differ by {gap:.2g} "
+                raise ValueError(f"{encoder.name}: the roots of {compared} differ by {gap:.2g} "
                                  f"(at most {allowed:.2g} is allowed)")
-        slope, = torch.autograd.grad(root.sum(), x) if root.grad_fn else [None]
-        if slope is None or not bool(slope.isfinite().all() and slope.any()):
+        grad, = torch.autograd.grad(root.sum(), x) if root.grad_fn else [None]
+        if grad is None or not bool(grad.isfinite().all() and grad.any()):
             raise ValueError(f"{encoder.name}: roots have no finite gradient with respect to x")
     return encoder
 

@@ -67,8 +67,8 @@ def length_figure(
                 fontsize=9, va="center")
     ax.set(xlabel="tokens of the expression", ylabel="accuracy (%)", xlim=(0, 1500), ylim=(0, 104),
            xticks=range(0, 1001, 200))
-    told = "; ".join(f"{model}: {last(model):.1f} % on its longest test" for model in shown)
-    return figure(fig, name=name, alt=f"Accuracy by length of the expression. {told}.",
+    listed = "; ".join(f"{model}: {last(model):.1f} % on its longest test" for model in shown)
+    return figure(fig, name=name, alt=f"Accuracy by length of the expression. {listed}.",
                   caption="Accuracy by length: mean and standard deviation over seeds. Black: "
                           "models from outside the book. Gray: lengths in training.")
 
