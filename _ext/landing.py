@@ -36,22 +36,22 @@ def headline(records: Path) -> str:
     "A table of the shown models: mean accuracy over seeds, scale and number of seeds, from records of full runs."
     from rvnnbook.lab.verdicts import curve_of, how_ended
     runs = [json.loads(line) for line in records.read_text().splitlines()]
-    rows = []
+    rows, ends = [], []
     for model in SHOWN:
         mine = [run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]]
         if not mine:
             raise ValueError(f"{records.name} has no record of {model} in the paper profile")
         cells = "".join(f"<td>{100 * fmean(run['metrics'][split]['accuracy'] for run in mine):.1f} %</td>" for split, _ in COLUMNS)
-        setting = mine[0]["parameters"]
-        epochs = sorted({run["parameters"]["epochs"] for run in mine})
         early = all(how_ended(run, curve_of(run)) == "patience" for run in mine)
-        end = "ended by early stopping" if early else f"stopped after {' or '.join(map(str, epochs))} epochs, before early stopping"
-        rows.append(f'<tr><th scope="row">{model}</th>{cells}<td>{len(mine)}</td><td>width {setting["dim"]}, {end}</td></tr>')
-    heads = "".join(f'<th scope="col">{title}</th>' for title in ("model", *(title for _, title in COLUMNS), "seeds", "scale"))
+        epochs = " or ".join(map(str, sorted({run["parameters"]["epochs"] for run in mine})))
+        ends.append(f"{model} " + ("ended by early stopping" if early else f"was stopped after {epochs} epochs, before early stopping"))
+        rows.append(f'<tr><th scope="row">{model}</th>{cells}<td>{len(mine)}</td></tr>')
+    heads = "".join(f'<th scope="col">{title}</th>' for title in ("model", *(title for _, title in COLUMNS), "seeds"))
+    width = mine[0]["parameters"]["dim"]
     longest = mine[0]["parameters"]["longest"]
     return (f'<div class="landing-results"><table><caption>Accuracy on ListOps after training on at most {longest} tokens</caption>'
             f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-            '<p><a href="nbs/experiments/length_generalization.html">All models, lengths and settings</a></p>')
+            f'<p>Width {width}; {"; ".join(ends)}. <a href="nbs/experiments/length_generalization.html">All models, lengths and settings</a></p>')
 
 
 def soft_tree() -> str:

@@ -15,14 +15,18 @@ import landing  # noqa: E402
 
 def test_headline_numbers_come_from_the_records():
     runs = [json.loads(line) for line in RECORDS.read_text().splitlines()]
-    table = ET.fromstring(landing.headline(RECORDS).split("<p>")[0])
+    table, _, below = landing.headline(RECORDS).partition("<p>")
+    table = ET.fromstring(table)
     rows = [[cell.text for cell in row] for row in table.iter("tr")][1:]
     assert [row[0] for row in rows] == list(landing.SHOWN)
-    for model, near, far, seeds, scale in rows:
+    for model, near, far, seeds in rows:
         mine = [run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]]
         for shown, (split, _) in zip((near, far), landing.COLUMNS):
             assert shown == f"{100 * fmean(run['metrics'][split]['accuracy'] for run in mine):.1f} %"
-        assert int(seeds) == len(mine) and str(mine[0]["parameters"]["dim"]) in scale
+        assert int(seeds) == len(mine)
+        stopped = any(run["parameters"]["epochs"] < 100 for run in mine)
+        assert f"Width {mine[0]['parameters']['dim']};" in below
+        assert (f"{model} was stopped after" in below) == stopped
 
 
 def test_headline_without_a_record_is_refused(tmp_path):
