@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Encoder, EncoderOutput, check_batch
-from ..layers.masking import read_layer, read_to_the_end
+from ..layers.masking import read_layer, read_to_the_end, run_reader
 from ..layers.scan import linear_scan
 
 # %% ../../nbs/implementations/self_iru.ipynb #008d5dec
@@ -154,7 +154,8 @@ class LSTMBase(nn.Module):
         x: Tensor,                    # (B, T, D)
         state: Sequence | None = None,    # h and c of each LSTM; None: zero
     ) -> tuple[Flat, list]:           # F_f, F_o, F_z, (B, T, M, D) each; the states to go on with
-        found = [part(x, kept) for part, kept in zip(self.parts, state or [None] * len(self.parts))]
+        found = [run_reader(part, x, kept)
+                 for part, kept in zip(self.parts, state or [None] * len(self.parts))]
         said = [h.to(x.dtype) for h, _ in found]
         return tuple(torch.stack(said[at::3], 2) for at in range(3)), [kept for _, kept in found]
 

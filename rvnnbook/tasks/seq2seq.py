@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ..core import EncoderOutput
 from ..data.algorithms import END, START
 from ..data.batches import to_device
+from ..layers.masking import run_reader
 
 # %% ../../nbs/seq2seq.ipynb #ed0dc595
 def token_nll(
@@ -80,7 +81,7 @@ class Decoder(nn.Module):
     ) -> DecoderOutput:
         root = self.begin(memory.root)[:, None]
         x = self.embedding(words) + torch.where((words == START)[..., None], root, 0)
-        states, state = self.unit(self.dropout_in(x), state)
+        states, state = run_reader(self.unit, self.dropout_in(x), state)
         weights = attention_weights(self.query(states), memory.states, memory.mask)
         seen = torch.cat([weights @ memory.states, states], -1)
         return DecoderOutput(self.out(self.dropout_out(self.join(seen).tanh())), weights, state)
