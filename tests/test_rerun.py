@@ -62,12 +62,6 @@ def test_one_smoke_rerun(tmp_path):
     assert beside == [f"{name}.ipynb" for name in EXPERIMENTS], "an experiment writes nothing beside itself"
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_smoke_profile_of_an_experiment_is_quick(name):
-    record = json.loads((ROOT / f"build/executed/nbs/experiments/{name}.json").read_text())
-    assert sum(cell["lesson"] for cell in record["cells"]) <= 20
-
-
 @pytest.mark.parametrize("words, said", [
     (["nothing.ipynb"], "there is no notebook nothing.ipynb"),
     (["nothing.ipynb", "--parameters"], "there is no notebook nothing.ipynb"),
