@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
-from rvnnbook.encoders.balanced import (
-    CHUNK_RULES, BalancedTree, chunk, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees)
+from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.rvnn import RvNN, compose_by_round, compose_tree
 from rvnnbook.layers.cells import GRC
+from rvnnbook.layers.chunks import chunk, CHUNK_RULES, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees
 from rvnnbook.registry import create_encoder
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other

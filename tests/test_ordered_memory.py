@@ -24,9 +24,9 @@ from rvnnbook.encoders.ordered_memory import (
     slot_trees,
     stack_heights,
 )
-from rvnnbook.encoders.recurrent_grc import STARTS, fold_left
 from rvnnbook.encoders.rvnn import compose_by_height
 from rvnnbook.layers.cells import GRC
+from rvnnbook.layers.chunks import fold_left, STARTS
 from tests.test_core import random_steps
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree
-from rvnnbook.encoders.recurrent_grc import STARTS, RecurrentGRC, fold_left, fold_prefixes, read_halves
+from rvnnbook.encoders.recurrent_grc import RecurrentGRC, read_halves
 from rvnnbook.encoders.rvnn import RvNN, compose_by_height
 from rvnnbook.layers.cells import GRC, TreeLSTMCell
+from rvnnbook.layers.chunks import fold_left, fold_prefixes, STARTS
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 few = settings(deadline=None, max_examples=15)

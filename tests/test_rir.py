@@ -10,10 +10,11 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.balanced import CHUNK_RULES, BalancedTree, chunk, compose_levels_literal, level_lengths
+from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.crvnn import CRvNN
 from rvnnbook.encoders.rir import INNERS, RIR, LeftFold, make_inner, recurse
 from rvnnbook.encoders.rvnn import compose_by_round
+from rvnnbook.layers.chunks import chunk, CHUNK_RULES, compose_levels_literal, level_lengths
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=20)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice
-from .balanced import chunk_size, compose_levels, level_lengths, level_trees
 from .crvnn import CRvNN
 from .ordered_memory import OrderedMemory
-from .recurrent_grc import fold_left
 from ..layers.cells import GRC
+from ..layers.chunks import chunk_size, compose_levels, fold_left, level_lengths, level_trees
 from ..layers.s4d import S4DLayer
 
 # %% ../../nbs/implementations/rir.ipynb #eca5a1b0

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import EncoderOutput, check_choice, length_mask
-from .balanced import chunk_size
 from .compiled_beam import CompiledBeam
+from ..layers.chunks import chunk_size
 from ..layers.s4d import S4DLayer
 from ..layers.tree_search import (
     active_counts, choose_proposals, encode_with_search, grc_parts, hash_pair, initial_scores,
