@@ -13,15 +13,15 @@ from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders import parent_beam
 from rvnnbook.encoders.beam_tree import BeamTree, one_step
 from rvnnbook.encoders.parent_beam import (
-    Arena,
     PairLifetimes,
+    compose_neighbors,
+    parent_arena,
     ParentBeam,
     gather_adjacent,
     search_parents,
     trace_lifetimes,
     initial_rows,
     lifetime_scores,
-    make_parents,
     parent_search,
     place_step,
     plan_pairs,
@@ -29,7 +29,7 @@ from rvnnbook.encoders.parent_beam import (
 )
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.topk import EPSILON
-from rvnnbook.layers.tree_search import search_states
+from rvnnbook.layers.tree_search import find_pairs, search_states
 from rvnnbook.registry import create_encoder
 from tests.helpers import DIM, assert_same, batch_of
 
@@ -193,19 +193,19 @@ def test_every_place_holds_the_parent_of_its_children(sizes, beam, seed, entries
     encoder, (leaves, mask) = make(seed, beam), batch_of(sizes, seed)
     room = int((mask.sum(1) - 1).sum()) * (2 * beam + 1)
     with torch.no_grad():
-        arena = Arena(encoder, leaves[mask], room)
+        arena = parent_arena(encoder, leaves[mask], room)
         if entries:
             arena.table = torch.zeros(entries, dtype=torch.int64)
         _, scores, _ = search_states(initial_rows(arena, mask), mask.sum(1), beam, place_step(encoder, arena, []))
         made = slice(1 + int(mask.sum()), arena.used)
-        left, right = arena.states[arena.children[made]].unbind(1)
+        left, right = arena.states[arena.children(made)].unbind(1)
         assert_close(arena.states[made], encoder.grc(left, right))
-        assert_close(arena.scores[made], encoder.scorer[0](arena.states[made]).squeeze(-1))
+        assert_close(arena.notes[made], encoder.scorer[0](arena.states[made]))
         assert_close(scores, search_states(leaves, mask.sum(1), beam, one_step(encoder))[1])
-    assert (arena.children[made] > 0).all() and (arena.children[made] < torch.arange(made.start, made.stop)[:, None]).all()
+    assert (arena.children(made) > 0).all() and (arena.children(made) < torch.arange(made.start, made.stop)[:, None]).all()
     assert arena.used <= len(arena.states) == 1 + int(mask.sum()) + room
     assert not arena.states[0].any() and not arena.states[arena.used:].any()
-    codes = arena.children[made] @ torch.tensor([len(arena.states), 1])
+    codes = arena.children(made) @ torch.tensor([len(arena.states), 1])
     if not entries:
         assert len(codes) - len(codes.unique()) <= 0.2 * len(codes)            # now and then an entry is taken
     assert arena.used - made.start <= sum(n - 1 + 2 * beam * max(n - 2, 0) for n in sizes)
@@ -214,19 +214,19 @@ def test_every_place_holds_the_parent_of_its_children(sizes, beam, seed, entries
 def test_a_known_pair_is_not_composed_again():
     encoder, (leaves, mask) = make(), batch_of([4], 0)
     with torch.no_grad():
-        arena = Arena(encoder, leaves[mask], 9)
-        first = arena.compose(torch.tensor([[1, 2], [1, 0]]), torch.tensor([[2, 3], [2, 4]]))
-        assert arena.used == 5 + 2 and first.tolist() == [[5, 6], [5, 0]] and arena.children[5:7].tolist() == [[1, 2], [2, 3]]
-        assert arena.compose(torch.tensor([2, 5, 4]), torch.tensor([3, 3, 0])).tolist() == [6, 7, 0] and arena.used == 8
-        assert make_parents(arena, torch.tensor([[3, 4], [1, 4], [3, 4]])).tolist() == [9, 8, 9] and arena.used == 10
-        assert make_parents(arena, torch.zeros(0, 2, dtype=torch.int64)).tolist() == [] and arena.used == 10
+        arena = parent_arena(encoder, leaves[mask], 9)
+        first = compose_neighbors(arena, torch.tensor([[1, 2], [1, 0]]), torch.tensor([[2, 3], [2, 4]]))
+        assert arena.used == 5 + 2 and first.tolist() == [[5, 6], [5, 0]] and arena.children(slice(5, 7)).tolist() == [[1, 2], [2, 3]]
+        assert compose_neighbors(arena, torch.tensor([2, 5, 4]), torch.tensor([3, 3, 0])).tolist() == [6, 7, 0] and arena.used == 8
+        assert find_pairs(arena, torch.tensor([3, 1, 3]), torch.tensor([4, 4, 4])).tolist() == [9, 8, 9] and arena.used == 10
+        assert find_pairs(arena, *torch.zeros(2, 0, dtype=torch.int64)).tolist() == [] and arena.used == 10
     assert arena.kept is None
 
 
 def test_rows_at_the_beginning():
     encoder, (leaves, mask) = make(), batch_of([3, 1, 2], 0)
     with torch.no_grad():
-        rows = initial_rows(Arena(encoder, leaves[mask], 20), mask)
+        rows = initial_rows(parent_arena(encoder, leaves[mask], 20), mask)
     assert rows.dtype == torch.float64
     assert rows.tolist() == [[[1, 7, 0], [2, 8, 0], [3, 0, 0]], [[4, 0, 0], [0, 0, 0], [0, 0, 0]], [[5, 9, 0], [6, 0, 0], [0, 0, 0]]]
 
@@ -240,11 +240,11 @@ def test_neighbours_of_a_place():
 def test_only_the_pairs_beside_a_merge_are_new():
     encoder, (leaves, mask) = make(), batch_of([4], 0)
     with torch.no_grad():
-        arena = Arena(encoder, leaves[mask], 9)
+        arena = parent_arena(encoder, leaves[mask], 9)
         initial_rows(arena, mask)                                              # pairs at 5, 6, 7
         rows = torch.tensor([[[[1, 5, 0], [6, -1, -1], [4, 0, 0]], [[5, -1, -1], [3, 7, 0], [4, 0, 0]]]]).double()
         after = refresh_pairs(arena, rows, torch.tensor([[1, 0]]), 3)
-    assert arena.children[8:arena.used].tolist() == [[1, 6], [5, 3], [6, 4]]
+    assert arena.children(slice(8, arena.used)).tolist() == [[1, 6], [5, 3], [6, 4]]
     assert after[0].tolist() == [[[1, 8, 3], [6, 10, 3], [4, 0, 0]], [[5, 9, 3], [3, 7, 0], [4, 0, 0]]]
 
 
@@ -265,7 +265,7 @@ def test_lives(sizes, beam, seed, noise):
     "Retold from picks and origins with lists: which pairs ended, since when they were there, and log Z."
     leaves, mask, found = found_in(make(seed, beam, 2.0, noise=noise).train(), sizes, seed, torch.Generator().manual_seed(seed))
     lives, arena = trace_lifetimes(found), found.arena
-    known = {tuple(pair): place for place, pair in reversed(list(enumerate(arena.children.tolist()))) if all(pair)}
+    known = {tuple(pair): place for place, pair in reversed(list(enumerate(arena.children(slice(None)).tolist()))) if all(pair)}
     start = 1
     for b, n in enumerate(sizes):
         for slot in range(beam):
@@ -283,9 +283,9 @@ def test_lives(sizes, beam, seed, noise):
                 pairs = list(zip(row[:-1], row[1:]))
                 ended = [pairs[i] if 0 <= i < len(pairs) else None for i in (j - 1, j, j + 1)]
                 places = lives.pairs[b, slot, step].tolist()
-                assert [None if not place else tuple(arena.children[place].tolist()) for place in places] == ended
+                assert [None if not place else tuple(arena.children(place).tolist()) for place in places] == ended
                 assert [at for at, pair in zip(lives.since[b, slot, step].tolist(), ended) if pair] == [since[pair] for pair in ended if pair]
-                norm = arena.scores[[known[pair] for pair in pairs]].logsumexp(0)
+                norm = arena.notes[[known[pair] for pair in pairs], 0].logsumexp(0)
                 assert_close(lives.norms[b, slot, step], norm)
                 row[j:j + 2] = [places[1]]
                 since |= {pair: step + 1 for pair in zip(row[:-1], row[1:]) if places[1] in pair}
@@ -305,7 +305,7 @@ def test_plan_has_what_survivors_held(sizes, beam, seed):
     assert sum(plan.counts) == len(plan.children) <= len(held)
     assert plan.number[1:count + 1].tolist() == list(range(count))
     for place in held.tolist():
-        assert plan.children[plan.number[place] - count].tolist() == plan.number[found.arena.children[place]].tolist()
+        assert plan.children[plan.number[place] - count].tolist() == plan.number[found.arena.children(place)].tolist()
 
 
 @pytest.mark.parametrize("lead", [0.0, 5.0, 45.0, 46.0, 47.0, 100.0, 1e4])
@@ -346,7 +346,7 @@ def test_replay_drops_what_the_search_dropped():
     made = slice(1 + int(mask.sum()), found.arena.used)
     assert 0.5 < found.arena.kept[made].double().mean() < 0.7 and not found.arena.kept[:made.start].any()
     keep = found.arena.kept[made].double() / 0.6
-    left, right = found.arena.states[found.arena.children[made]].unbind(1)
+    left, right = found.arena.states[found.arena.children(made)].unbind(1)
     hidden = encoder.grc.activation(encoder.grc.w1(torch.cat([left, right], 1))) * keep
     *gates, content = encoder.grc.w2(hidden).chunk(4, 1)
     keep_left, keep_right, write = (gate.sigmoid() for gate in gates)

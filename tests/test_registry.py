@@ -165,6 +165,56 @@ def test_floors():
     assert breaches(sources) == []
 
 
+# What an encoder takes from another one beside an encoder that it contains or specializes. This table may only shrink.
+BORROWED = {
+    ("crvnn", "rvnn"): {"compose_by_height"},
+    ("greedy_tree", "rvnn"): {"compose_by_height"},
+    ("ndr_halt", "ndr"): {"RoutingAttention", "read_at", "routing_logits", "sample_update_mask"}}
+
+
+def borrowed(sources):
+    "Names that encoders import from other encoders, less those of encoders: {(importer, lender): names}."
+    rooms = {name: ast.parse(source) for name, source in sources.items() if name.startswith("rvnnbook.encoders.")}
+    bases = {node.name: {getattr(base, "id", "") for base in node.bases} for tree in rooms.values() for node in tree.body
+             if isinstance(node, ast.ClassDef)}
+    encoders, found = {"Encoder"}, {}
+    while grown := {name for name, above in bases.items() if above & encoders} - encoders:
+        encoders |= grown
+    for name, tree in rooms.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                base = ".".join(name.split(".")[:-node.level]) + "." if node.level else ""
+                lender = base + (node.module or "")
+                wanted = [(lender, {alias.name for alias in node.names} - encoders)]
+                if lender.rstrip(".") == "rvnnbook.encoders":              # a whole module: everything in it
+                    wanted = [(f"rvnnbook.encoders.{alias.name}", {"*"}) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                wanted = [(alias.name, {"*"}) for alias in node.names]
+            else:
+                continue
+            for other, names in wanted:
+                if other in rooms and names:
+                    found.setdefault((name.split(".")[-1], other.split(".")[-1]), set()).update(names)
+    return found
+
+
+def test_encoders_lend_each_other_no_helpers():
+    "RIR contains CRvNN, and BalancedTree is a RvNN; what several encoders need is in layers."
+    assert borrowed(modules()) == BORROWED
+
+
+@pytest.mark.parametrize("line, names", [
+    ("from .crvnn import CRvNN", None), ("from .efficient_beam import EfficientBeam", None), ("from ..layers.masking import compact", None),
+    ("from .crvnn import CRvNN, modulated_sigmoid", {"modulated_sigmoid"}), ("def late():\n    from .crvnn import DECISIONS", {"DECISIONS"}),
+    ("from . import crvnn", {"*"}), ("import rvnnbook.encoders.crvnn as c", {"*"}),
+    ("from rvnnbook.encoders.crvnn import gather_rows", {"gather_rows"})])
+def test_a_borrowed_helper_is_noticed(line, names):
+    sources = modules()
+    sources["rvnnbook.encoders.mega"] += f"\n{line}\n"
+    found = borrowed(sources)
+    assert found.pop(("mega", "crvnn"), None) == names and found == BORROWED
+
+
 @pytest.mark.parametrize("name, line, said", [
     ("rvnnbook.core", "from .layers import cells", "rvnnbook.core imports rvnnbook.layers.cells, which is above it"),
     ("rvnnbook.encoders.rvnn", "def draw():\n    from ..show.plots import figure", "rvnnbook.encoders.rvnn imports rvnnbook.show.plots"),

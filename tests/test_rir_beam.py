@@ -10,8 +10,8 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, SharedArena, sum_scores, align, cut_level, find_or_make, literal_nested, nested_search,
-                                        score_places, string_it)
+from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, cut_level, find_or_make, literal_nested, nested_search,
+                                        score_places, shared_arena, string_it)
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_lengths
 from rvnnbook.layers.tree_search import encode_with_search, search_and_replay
@@ -271,7 +271,7 @@ def test_a_short_last_chunk_takes_nothing_away():
 def test_a_table_that_forgets_changes_nothing():
     encoder, (x, _) = make(11, 5, 4), batch_of([17], 11)
     leaves = encoder.leaf_norm(encoder.leaf(x[0])).detach()
-    arena, small = SharedArena(encoder, leaves, 16), SharedArena(encoder, leaves, 16)
+    arena, small = shared_arena(encoder, leaves, 16), shared_arena(encoder, leaves, 16)
     small.table = small.table[:1]
     left = torch.tensor([1, 2, 1, 4, 2, 1])
     with torch.no_grad():
@@ -280,14 +280,14 @@ def test_a_table_that_forgets_changes_nothing():
             assert_close(arena.states[one], encoder.grc(leaves[left - 1], leaves[left]))
             assert torch.equal(small.states[other], arena.states[one])
         assert arena.used == 18 + 3 < small.used                       # three different pairs; the small one has met some again
-        pairs = score_places(arena, one[:2], torch.tensor([5, 0]))
+        pairs = score_places(arena, encoder.scorer, one[:2], torch.tensor([5, 0]))
         assert_close(pairs[0], encoder.scorer(arena.states[one[0]], leaves[4]))
         assert pairs[1] == -torch.inf
 
 
 def test_dropout_shares_nothing():
     encoder = make(12, 3, 4, train=True, dropout=0.5)
-    arena = SharedArena(encoder, torch.randn(4, DIM).double(), 3)
+    arena = shared_arena(encoder, torch.randn(4, DIM).double(), 3)
     with torch.no_grad():
         places = find_or_make(arena, torch.tensor([1, 1, 1]), torch.tensor([2, 2, 2]))
     assert len(set(places.tolist())) == 3 and (arena.states[places[0]] != arena.states[places[1]]).any()

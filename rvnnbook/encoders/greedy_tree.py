@@ -18,7 +18,7 @@ from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from .rvnn import compose_by_height
 from ..layers.cells import make_cell
 from ..layers.topk import gumbel_noise
-from ..layers.tree_search import grc_parts, merge_pairs
+from ..layers.tree_search import grc_parts, merge_pairs, scale_kept
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0e0cd876
 def best_pair(
@@ -226,7 +226,7 @@ def compose_pairs(
 ) -> tuple[Tensor, Tensor]:    # u, (R,); parents (R, D)
     "Parents of pairs and their scores."
     left, right = members.unbind(1)
-    factors = None if keep is None else keep.to(left.dtype) / (1 - parts.grc.dropout.p)
+    factors = None if keep is None else scale_kept(parts.grc, keep, left)
     parents = parts.grc.norm(grc_parts(parts.grc, left, right, factors)[-1])
     return parts.weigh(left, right, parents)[0], parents
 

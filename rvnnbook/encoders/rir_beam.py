@@ -2,9 +2,8 @@
 
 # %% auto #0
 __all__ = ['ALIGNMENTS', 'Chunks', 'cut_level', 'string_it', 'sum_scores', 'align', 'search_levels', 'RIRBeam', 'literal_chunks',
-           'literal_nested', 'SharedArena', 'make_pairs', 'score_places', 'find_or_make', 'Level', 'blank_level',
-           'search_chunks', 'trace_level', 'survivors', 'concat_lineages', 'birth_steps', 'pair_scores',
-           'nested_scores', 'nested_search', 'nested_trees']
+           'literal_nested', 'shared_arena', 'score_places', 'find_or_make', 'Level', 'blank_level', 'search_chunks',
+           'survivors', 'concat_lineages', 'nested_scores', 'nested_search', 'nested_trees']
 
 # %% ../../nbs/implementations/rir_beam.ipynb #e0a8ed02
 from functools import reduce
@@ -19,8 +18,9 @@ from .compiled_beam import CompiledBeam
 from ..layers.chunks import chunk_size
 from ..layers.s4d import S4DLayer
 from ..layers.tree_search import (
-    active_counts, choose_proposals, encode_with_search, grc_parts, hash_pair, initial_scores,
-    Lineages, LineageScores, merge_rows, plan_replay, replay, search_and_replay)
+    Arena, Lineages, active_counts, choose_proposals, encode_with_search, find_pairs,
+    initial_scores, lineage_scores, merge_rows, plan_replay, replay, scale_kept, score_pairs,
+    search_and_replay, trace_lineages)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #dee03f13
 class Chunks(NamedTuple):
@@ -209,79 +209,38 @@ def literal_nested(
     return *search_levels(encoder, leaves, lengths, search, generator, draws), None
 
 # %% ../../nbs/implementations/rir_beam.ipynb #94d01898
-class SharedArena:
-    "Nodes of all levels, shared unless dropout is active (rir section 3.1)."
-    def __init__(
-        self,
-        encoder,           # a RIRBeam
-        leaves: Tensor,    # leaf states, (L, D); they go to the places 1 to L, and 0 is empty
-        merges: int,       # compositions that every one of the K hypotheses needs at most
-    ):
-        (count, dim), width = leaves.shape, encoder.scorer.width
-        room, dropped = 1 + count + encoder.beam * merges, encoder.grc.dropout.p > 0
-        self.encoder, self.used = encoder, 1
-        self.states, self.halves = leaves.new_zeros(room, dim), leaves.new_zeros(2, room, width)
-        self.codes = torch.full((room,), -1, device=leaves.device)     # left child * room + right
-        self.table = self.codes.new_zeros(1 << (4 * encoder.beam * merges).bit_length())
-        self.kept = leaves.new_zeros(room, encoder.grc.w1.out_features, dtype=torch.bool) \
-            if encoder.training and dropped else None
-        self.add(leaves)
-
-    def add(
-        self,
-        states: Tensor,    # of leaves or nodes, (R, D)
-    ) -> Tensor:           # their places, (R,)
-        "Put states and their halves into the next places."
-        scorer, start = self.encoder.scorer, self.used
-        halves = F.linear(states[:, :scorer.width], *scorer.split())
-        self.used += len(states)
-        self.states[start:self.used] = states
-        self.halves[:, start:self.used] = halves.view(-1, 2, scorer.width).transpose(0, 1)
-        return torch.arange(start, self.used, device=states.device)
-
-# %% ../../nbs/implementations/rir_beam.ipynb #0a6a145d
-def make_pairs(
-    arena: SharedArena,    # nodes; it grows
-    codes: Tensor,         # of pairs of places, left * room + right, (R,)
-) -> Tensor:               # places of their parents, (R,)
-    "Compose pairs, and store the dropout masks."
-    new, room, keep = slice(arena.used, arena.used + len(codes)), len(arena.states), None
-    left, right = (arena.states.index_select(0, at) for at in (codes // room, codes % room))
-    cell = arena.encoder.grc
-    if arena.kept is not None:
-        keep = F.dropout(left.new_ones(len(codes), arena.kept.shape[1]), cell.dropout.p)
-        arena.kept[new] = keep > 0
-    arena.codes[new] = codes
-    return arena.add(cell.norm(grc_parts(cell, left, right, keep)[-1]))
+def shared_arena(
+    encoder,               # a RIRBeam
+    leaves: Tensor,        # leaf states, (L, D)
+    merges: int,           # compositions that every one of the K hypotheses needs at most
+) -> Arena:                # notes: the halves of every node, as right child and as left child
+    "An arena for the nodes of all levels (rir section 3.1)."
+    def halves(states):
+        return F.linear(states[:, :encoder.scorer.width], *encoder.scorer.split())
+    room = encoder.beam * merges
+    return Arena(encoder.grc, leaves, room, halves, 1 << (4 * room).bit_length(),
+                 encoder.training and encoder.grc.dropout.p > 0)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #bfffbb4a
 def score_places(
-    arena: SharedArena,    # nodes
+    arena: Arena,          # nodes
+    scorer,                # a PairScorer
     left: Tensor,          # places of left neighbors, 0 for none, any shape
     right: Tensor,         # places of right neighbors, same shape
 ) -> Tensor:               # u, -inf where one of them is missing, same shape
     "Scores of pairs, from halves."
     as_right, as_left = (half.index_select(0, at.flatten())
-                         for half, at in zip(arena.halves, (right, left)))
-    logits = arena.encoder.scorer.finish(as_left + as_right).view(left.shape)
+                         for half, at in zip(arena.notes.chunk(2, 1), (right, left)))
+    logits = scorer.finish(as_left + as_right).view(left.shape)
     return logits.masked_fill((left == 0) | (right == 0), -torch.inf)
 
 def find_or_make(
-    arena: SharedArena,    # nodes; it grows
+    arena: Arena,          # nodes; it grows
     left: Tensor,          # places of left children, (R,)
     right: Tensor,         # places of right children, (R,)
 ) -> Tensor:               # places of their parents, (R,)
-    "Compose pairs, reusing nodes that the arena holds."
-    codes = left * len(arena.states) + right
-    if arena.kept is not None:
-        return make_pairs(arena, codes)
-    entry = hash_pair(left, right) & (len(arena.table) - 1)
-    places = arena.table[entry]
-    new = (arena.codes[places] != codes).nonzero().squeeze(1)
-    fresh, which = codes[new].unique(return_inverse=True)
-    places[new] = make_pairs(arena, fresh)[which]
-    arena.table[entry[new]] = places[new]
-    return places
+    "Compose pairs, reusing nodes that the arena holds unless dropout is active."
+    return (find_pairs if arena.kept is None else Arena.compose)(arena, left, right)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #6421fbc3
 class Level(NamedTuple):
@@ -307,7 +266,8 @@ def blank_level(
 
 # %% ../../nbs/implementations/rir_beam.ipynb #894aaeeb
 def search_chunks(
-    arena: SharedArena,    # nodes; it grows
+    encoder,               # a RIRBeam
+    arena: Arena,          # nodes; it grows
     results: Tensor,       # places of the level below, (L K,)
     below: Tensor,         # which of them each hypothesis consists of, (M, K, W)
     scores: Tensor,        # s, of the hypotheses, -inf for none, (M, K)
@@ -315,12 +275,12 @@ def search_chunks(
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple[Tensor, Tensor, Level]:    # places (M, K), scores (M, K); the decisions
     "Beam search in every chunk, in the arena (rir section 3.1)."
-    encoder, ended, log = arena.encoder, [], blank_level(below, sizes, scores)
+    ended, log = [], blank_level(below, sizes, scores)
     (sizes, order), beam = sizes.sort(descending=True, stable=True), encoder.beam
     scores, real = scores[order], length_mask(sizes)[:, None]
     rows = F.pad(torch.where(real, results[below[order]], 0), (1, 1)).flatten(0, 1)
     there, logits = (scores > -torch.inf).flatten(), scores.new_zeros(len(rows), rows.shape[1] - 1)
-    logits[there] = score_places(arena, rows[there, :-1], rows[there, 1:])
+    logits[there] = score_places(arena, encoder.scorer, rows[there, :-1], rows[there, 1:])
     first, side = beam * torch.arange(len(order), device=rows.device)[:, None], rows.new_tensor(
         [[0, 1, 2, 3]])
     for step, going in enumerate(active_counts(sizes)):
@@ -335,7 +295,7 @@ def search_chunks(
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
         around = rows.gather(1, pick + side)
         made = find_or_make(arena, around[:, 1], around[:, 2])[:, None]
-        beside = score_places(arena, torch.cat([around[:, :1], made], 1),
+        beside = score_places(arena, encoder.scorer, torch.cat([around[:, :1], made], 1),
                               torch.cat([made, around[:, 3:]], 1))
         rows, logits = merge_rows(rows, logits, pick, made, beside)
         decided = (around.view(going, beam, 4), made.view(going, beam), parent,
@@ -346,23 +306,6 @@ def search_chunks(
     return places[order.argsort()], scores[order.argsort()], log
 
 # %% ../../nbs/implementations/rir_beam.ipynb #618de7c1
-def trace_level(
-    level: Level,          # decisions
-    used: Tensor,          # hypotheses of every chunk that are needed, (M, K) bool
-) -> tuple[Lineages, Tensor]:      # their merges, none for the others; rows they began with (M, K)
-    "From the hypotheses of a level back to its rows."
-    slot, slots = torch.arange(used.shape[1], device=used.device).expand_as(used), []
-    for parents in level.parents.flip(0):
-        slots.append(slot)
-        slot = parents.gather(1, slot)
-    slots = torch.stack(slots[::-1]) if slots else level.parents
-    made = level.made.gather(2, slots) * used
-    around = level.around.gather(2, slots[..., None].expand(-1, -1, -1, 4))
-    around = around * (made > 0)[..., None]
-    norms = level.norms.gather(2, slots)
-    made, norms, slots = (box.permute(1, 2, 0).contiguous() for box in (made, norms, slots))
-    return Lineages(made, around.permute(1, 2, 0, 3), norms, slots), slot
-
 def survivors(
     levels: list[Level],   # decisions, lowest level first
     alive: Tensor,         # final hypotheses that there are, (B, K) bool
@@ -370,8 +313,8 @@ def survivors(
     "The lineages of the final hypotheses in every level."
     found, used = [], alive
     for level in levels[::-1]:
-        lines, origin = trace_level(level, used)
-        found.append((lines, origin))
+        lines, origin = trace_lineages(level.made, level.around, level.parents, level.norms, used)
+        found.append((lines._replace(around=lines.around.contiguous()), origin))
         rows = torch.zeros_like(used, dtype=torch.int64).scatter_add_(1, origin, used.long()) > 0
         needed = level.below[rows[..., None] & length_mask(level.sizes)[:, None]]
         used = used.new_zeros(int(level.sizes.sum()), used.shape[1])
@@ -391,39 +334,7 @@ def concat_lineages(
     return Lineages(joined([lines.made for lines, _ in found]),
                     joined([lines.around for lines, _ in found]), None, None)
 
-# %% ../../nbs/implementations/rir_beam.ipynb #78f31117
-def birth_steps(
-    lines: Lineages,       # of a level
-) -> Tensor:               # step before which each node around a merge was there, (M, K, T, 4)
-    "The step in which each node appeared in its lineage; 0 for initial nodes."
-    if not lines.made.shape[-1]:
-        return lines.around
-    made, steps = lines.made.sort(-1)
-    around = lines.around.flatten(-2)
-    at = torch.searchsorted(made, around).clamp(max=made.shape[-1] - 1)
-    return torch.where(made.gather(-1, at) == around, steps.gather(-1, at) + 1,
-                       0).view_as(lines.around)
-
 # %% ../../nbs/implementations/rir_beam.ipynb #6a7e3d2f
-def pair_scores(
-    encoder,               # a RIRBeam
-    nodes: Tensor,         # states of leaves and nodes, (L + M, D)
-    number: Tensor,        # of every place of the arena
-    found: list,           # lineages and first rows of every level, lowest first
-) -> tuple[Tensor, list]:  # u of the different pairs (P,); of each level which they are, P for none
-    "Score each pair that occurred in a surviving hypothesis, once."
-    lefts, rights = zip(*((lines.around[..., :3], lines.around[..., 1:]) for lines, _ in found))
-    real = [(left > 0) & (right > 0) for left, right in zip(lefts, rights)]
-    codes = [(number[left] * len(nodes) + number[right])[there]
-             for left, right, there in zip(lefts, rights, real)]
-    different, which = torch.cat(codes).unique(return_inverse=True)
-    pairs = [torch.full_like(left, len(different)).masked_scatter(there, part) for left, there, part
-             in zip(lefts, real, which.split([len(code) for code in codes]))]
-    scorer = encoder.scorer
-    as_right, as_left = F.linear(nodes[:, :scorer.width], *scorer.split()).chunk(2, -1)
-    left, right = different // len(nodes), different % len(nodes)
-    return scorer.finish(as_left.index_select(0, left) + as_right.index_select(0, right)), pairs
-
 def nested_scores(
     logits: Tensor,        # u, of the different pairs, (P,)
     pairs: list,           # of each level the three that end in each merge, (M, K, T, 3)
@@ -433,10 +344,7 @@ def nested_scores(
     "Final scores: initial scores plus the sums of all levels (rir section 3.1)."
     total = None
     for level, (lines, origin), three in zip(levels, found, pairs):
-        steps, since = torch.arange(lines.made.shape[2], device=logits.device), birth_steps(lines)
-        scored = (lines.made > 0) & (steps < level.sizes[:, None, None] - 2)
-        since = torch.maximum(since[..., :3], since[..., 1:])
-        own = LineageScores.apply(logits, three, since, scored, lines.norms)
+        own = lineage_scores(logits, three, lines, level.sizes)
         if total is not None:
             own = own + sum_scores(total, level.below, level.sizes).gather(1, origin)
         total = own
@@ -454,9 +362,9 @@ def nested_search(
     "Search all levels without gradients, then replay the survivors (rir section 3.1)."
     leaves, levels = leaves[length_mask(lengths, leaves.shape[1])], []
     with torch.no_grad():
-        arena = SharedArena(encoder, leaves, int((lengths - 1).sum()))
+        arena = shared_arena(encoder, leaves, int((lengths - 1).sum()))
         def search(*level):
-            *results, log = search_chunks(arena, *level, generator)
+            *results, log = search_chunks(encoder, arena, *level, generator)
             levels.append(log)
             return results
         places = torch.arange(1, len(leaves) + 1, device=leaves.device)
@@ -466,17 +374,17 @@ def nested_search(
         return arena.states[roots], found, trees
     lines = survivors(levels, found > -torch.inf)
     plan = plan_replay(concat_lineages(lines), places, len(arena.states), arena.kept is None)
-    keep = None if arena.kept is None else \
-        arena.kept[plan.places].to(leaves.dtype) / (1 - encoder.grc.dropout.p)
+    keep = None if arena.kept is None else scale_kept(encoder.grc, arena.kept[plan.places], leaves)
     nodes = replay(encoder.grc, leaves, plan, keep)
-    logits, pairs = pair_scores(encoder, nodes, plan.number, lines)
+    logits, pairs = score_pairs(encoder.scorer, nodes, plan.number,
+                                [line.around for line, _ in lines])
     scores = nested_scores(logits, pairs, levels, lines)
     scores = torch.where(found > -torch.inf, scores, -torch.inf)
     return nodes[plan.number[roots]], scores, trees
 
 # %% ../../nbs/implementations/rir_beam.ipynb #5c46aef6
 def nested_trees(
-    arena: SharedArena,    # nodes
+    arena: Arena,          # nodes
     roots: Tensor,         # places of the final nodes, (B, K)
     lengths: Tensor,       # tokens of every sentence, (B,)
 ) -> Tensor:               # composition steps of the final hypotheses, (B, K, N)

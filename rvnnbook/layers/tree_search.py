@@ -3,11 +3,12 @@
 # %% auto #0
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_step', 'search_states', 'steps_from_merges',
            'build_beam_trace', 'merges_of', 'choose_proposals', 'mark_repeated', 'active_counts', 'initial_scores',
-           'encode_with_search', 'Search', 'make_arena', 'grc_parts', 'make_nodes', 'blank_log', 'arena_search',
-           'kept_units', 'Lineages', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'states_after',
-           'first_keys', 'next_keys', 'ReplayPlan', 'plan_replay', 'replay_forward', 'cell_backward',
-           'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores', 'lineage_scores',
-           'search_and_replay', 'kept_factors', 'final_trees']
+           'encode_with_search', 'Search', 'make_arena', 'grc_parts', 'draw_kept', 'scale_kept', 'make_nodes',
+           'blank_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back', 'trace_lineages', 'trace_back',
+           'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'first_keys', 'next_keys',
+           'ReplayPlan', 'plan_replay', 'replay_forward', 'cell_backward', 'activation_derivative', 'collect_gradients',
+           'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores', 'search_and_replay',
+           'kept_factors', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from typing import NamedTuple
@@ -296,6 +297,22 @@ def grc_parts(
     keep_left, keep_right, write = opened.chunk(3, -1)
     return before, parts, keep_left * left + keep_right * right + write * content
 
+def draw_kept(
+    cell: GRC,             # the cell
+    count: int,            # nodes to be made, R
+    like: Tensor,          # gives dtype and device
+) -> Tensor:               # factors of the hidden units, 0 or 1 / (1 - rate), (R, H)
+    "Draw dropout factors of the cell's hidden units."
+    return F.dropout(like.new_ones(count, cell.w1.out_features), cell.dropout.p)
+
+def scale_kept(
+    cell: GRC,             # the cell
+    kept: Tensor,          # hidden units that dropout kept, (R, H) bool
+    like: Tensor,          # gives the dtype
+) -> Tensor:               # factors of the hidden units, 0 or 1 / (1 - rate), (R, H)
+    "Dropout factors of hidden units that were kept before."
+    return kept.to(like.dtype) / (1 - cell.dropout.p)
+
 # %% ../../nbs/implementations/tree_search.ipynb #b5a0a103
 def make_nodes(
     encoder,               # an EfficientBeam
@@ -378,7 +395,7 @@ def kept_units(
     "Dropout factors of the cell's hidden units for one step."
     if log.kept is None:
         return None
-    keep = F.dropout(log.arena.new_ones(count, log.kept.shape[-1]), encoder.grc.dropout.p)
+    keep = draw_kept(encoder.grc, count, log.arena)
     log.kept[step].view(-1, log.kept.shape[-1])[:count] = keep > 0
     return keep
 
@@ -390,24 +407,44 @@ class Lineages(NamedTuple):
     norms: Tensor          # log Z of the hypothesis at that step, (B, K, T)
     slots: Tensor          # which of the K hypotheses it was after that step, (B, K, T)
 
+def follow_back(
+    pointers: Tensor,      # which hypothesis each one continues, (T, B, K) in [0, K)
+) -> tuple[Tensor, Tensor]:    # its slot after each step (T, B, K); before the first step (B, K)
+    "Slots of the final hypotheses in all steps, from their back pointers."
+    slot, slots = torch.arange(pointers.shape[2], device=pointers.device), []
+    slot = slot.expand(pointers.shape[1:])
+    for continued in pointers.flip(0):
+        slots.append(slot)
+        slot = continued.gather(1, slot)
+    return torch.stack(slots[::-1]) if slots else pointers, slot
+
+# %% ../../nbs/implementations/tree_search.ipynb #652f97ce
+def trace_lineages(
+    made: Tensor,          # places of the nodes made, 0 where a sentence has ended, (T, B, K)
+    around: Tensor,        # outer left, left, right, outer right of every merge, (T, B, K, 4)
+    pointers: Tensor,      # which hypothesis each one continues, (T, B, K)
+    norms: Tensor,         # log Z of the hypothesis each one came from, (T, B, K)
+    wanted: Tensor,        # hypotheses to be followed, (B, K) bool
+) -> tuple[Lineages, Tensor]:      # their merges, none for the others; first slots (B, K)
+    "Follow hypotheses back to the beginning."
+    slots, origin = follow_back(pointers)
+    made = made.gather(2, slots) * wanted
+    around = around.gather(2, slots[..., None].expand(-1, -1, -1, 4))
+    around = around * (made > 0)[..., None]
+    made, norms, slots = (box.permute(1, 2, 0) for box in (made, norms.gather(2, slots), slots))
+    return Lineages(made.contiguous(), around.permute(1, 2, 0, 3), norms, slots), origin
+
 def trace_back(
-    log: Search,           # from search
+    log: Search,           # from `arena_search`
     lengths: Tensor,       # tokens of every sentence, (B,)
 ) -> Lineages:
     "Follow the final hypotheses back to the leaves."
-    steps, batch, beam = log.parents.shape
-    slot, slots = torch.arange(beam, device=lengths.device).expand(batch, beam), []
-    for parents in log.parents.flip(0):
-        slots.append(slot)
-        slot = parents.gather(1, slot)
-    slots = torch.stack(slots[::-1]) if slots else log.parents
-    around = log.around.gather(2, slots[..., None].expand(-1, -1, -1, 4)).permute(1, 2, 0, 3)
-    norms, slots = (box.permute(1, 2, 0) for box in (log.norms.gather(2, slots), slots))
-    step, room = torch.arange(steps, device=lengths.device), len(log.arena) // batch
-    real = (step < lengths[:, None] - 1)[:, None] & (log.scores > -torch.inf)[..., None]
-    sentence = torch.arange(batch, device=lengths.device)[:, None, None]
-    made = room * (sentence + 1) - beam * (steps - step) + slots
-    return Lineages(torch.where(real, made, 0), around * real[..., None], norms, slots)
+    (steps, batch, beam), device = log.parents.shape, lengths.device
+    step, sentence, slot = (torch.arange(n, device=device) for n in (steps, batch, beam))
+    room, step = len(log.arena) // batch, step[:, None, None]
+    made = room * (sentence[:, None] + 1) - beam * (steps - step) + slot
+    made = torch.where(step < lengths[:, None] - 1, made, 0)
+    return trace_lineages(made, log.around, log.parents, log.norms, log.scores > -torch.inf)[0]
 
 # %% ../../nbs/implementations/tree_search.ipynb #4efb0699
 def hash_pair(
@@ -442,6 +479,65 @@ def label_nodes(
             keys[place] = hash_pair(*keys[below].unbind(1))
     heights[0] = 0                                             # overwritten by missing merges
     return heights, keys
+
+# %% ../../nbs/implementations/tree_search.ipynb #e2b8482d
+class Arena:
+    "Leaves and composed pairs at fixed places, found again by their children."
+    def __init__(
+        self,
+        cell: GRC,             # composes pairs
+        leaves: Tensor,        # leaf states, (L, D); they go to the places 1 to L, and 0 is empty
+        room: int,             # most pairs that are composed
+        describe,              # notes of nodes, called as describe(states (R, D)), gives (R, F)
+        entries: int,          # entries of the table, >= 1
+        dropped: bool,         # whether dropout is active
+    ):
+        total, notes = 1 + len(leaves) + room, describe(leaves)
+        self.cell, self.describe, self.used = cell, describe, 1 + len(leaves)
+        self.states, self.notes = (F.pad(box, (0, 0, 1, room)) for box in (leaves, notes))
+        self.codes = torch.full((total,), -1, device=leaves.device)      # left child * room + right
+        self.table = self.codes.new_zeros(entries)     # where a pair was put last
+        self.kept = leaves.new_zeros(total, cell.w1.out_features,
+                                     dtype=torch.bool) if dropped else None
+
+    def children(
+        self,
+        places: Tensor,        # places of nodes, any shape
+    ) -> Tensor:               # places of their two children, 0 for a leaf, (..., 2)
+        "Children of nodes."
+        code, total = self.codes[places].clamp(min=0), len(self.states)
+        return torch.stack([code // total, code % total], -1)
+
+    def compose(
+        self,
+        left: Tensor,          # places of left children, (R,)
+        right: Tensor,         # places of right children, (R,)
+    ) -> Tensor:               # places of their new parents, (R,)
+        "Compose pairs into the next places."
+        here = slice(self.used, self.used + len(left))
+        below, keep = (self.states.index_select(0, at) for at in (left, right)), None
+        if self.kept is not None:
+            keep = draw_kept(self.cell, len(left), self.states)
+            self.kept[here] = keep > 0
+        made = self.cell.norm(grc_parts(self.cell, *below, keep)[-1])
+        self.states[here], self.notes[here] = made, self.describe(made)
+        self.codes[here], self.used = left * len(self.states) + right, here.stop
+        return torch.arange(here.start, here.stop, device=left.device)
+
+# %% ../../nbs/implementations/tree_search.ipynb #bfbe297b
+def find_pairs(
+    arena: Arena,          # nodes; it grows
+    left: Tensor,          # places of left children, (R,)
+    right: Tensor,         # places of right children, (R,)
+) -> Tensor:               # places of their parents, (R,)
+    "Places of parents, composed where the arena does not find them."
+    total, entries = len(arena.states), hash_pair(left, right) % len(arena.table)
+    codes, places = left * total + right, arena.table[entries]
+    new = (arena.codes[places] != codes).nonzero().squeeze(1)
+    fresh, which = codes[new].unique(return_inverse=True)
+    places[new] = arena.compose(fresh // total, fresh % total)[which]
+    arena.table[entries] = places
+    return places
 
 # %% ../../nbs/implementations/tree_search.ipynb #b109e195
 def states_after(
@@ -647,28 +743,50 @@ class LineageScores(torch.autograd.Function):
         found = torch.zeros_like(scores).index_add_(0, pairs.flatten(), grads.flatten())
         return found[:-1].to(logits.dtype), None, None, None, None
 
+# %% ../../nbs/implementations/tree_search.ipynb #78f31117
+def birth_steps(
+    lines: Lineages,       # merges
+) -> Tensor:               # step before which each node around a merge was there, (M, K, T, 4)
+    "The step in which each node appeared in its lineage; 0 for initial nodes."
+    if not lines.made.shape[-1]:
+        return lines.around
+    made, steps = lines.made.sort(-1)
+    around = lines.around.flatten(-2)
+    at = torch.searchsorted(made, around).clamp(max=made.shape[-1] - 1)
+    found = (made.gather(-1, at) == around) & (around > 0)
+    born = torch.where(found, steps.gather(-1, at) + 1, 0).view_as(lines.around)
+    return torch.empty_like(lines.around).copy_(born)          # steps outermost, as in `around`
+
 # %% ../../nbs/implementations/tree_search.ipynb #2ee38598
-def lineage_scores(
+def score_pairs(
     scorer,                # a PairScorer
     nodes: Tensor,         # states of leaves and nodes, (L + M, D)
-    lines: Lineages,       # from trace_back
-    number: Tensor,        # of every place of the arena, (B M,)
-    lengths: Tensor,       # tokens of every sentence, (B,)
-) -> Tensor:               # s, scores of the final hypotheses, (B, K)
-    "Scores of the final hypotheses, with each pair of their lineages scored once."
-    batch, beam, steps = lines.made.shape
-    room, step = len(number) // batch, torch.arange(steps, device=nodes.device)
-    born = (lines.around % room - (room - beam * steps)) // beam + 1
-    born = torch.where(lines.around > 0, born.clamp(min=0), 0)
-    left, right = lines.around[..., :3], lines.around[..., 1:]
-    real = (left > 0) & (right > 0)
-    codes, inverse = (number[left] * len(nodes) + number[right])[real].unique(return_inverse=True)
-    pairs = torch.full_like(left, len(codes)).masked_scatter(real, inverse)
+    number: Tensor,        # of every place of the arena
+    arounds: list,         # places around merges, of one search or of several, (B, K, T, 4) each
+) -> tuple[Tensor, list]:  # u of the different pairs (P,); which they are, P for none, (B, K, T, 3)
+    "Score each pair that occurred in a followed hypothesis, once."
+    lefts, rights = zip(*((around[..., :3], around[..., 1:]) for around in arounds))
+    real = [(left > 0) & (right > 0) for left, right in zip(lefts, rights)]
+    codes = [(number[left] * len(nodes) + number[right])[there]
+             for left, right, there in zip(lefts, rights, real)]
+    different, which = torch.cat(codes).unique(return_inverse=True)
+    pairs = [torch.full_like(left, len(different)).masked_scatter(there, part) for left, there, part
+             in zip(lefts, real, which.split([len(code) for code in codes]))]
     as_right, as_left = F.linear(nodes[:, :scorer.width], *scorer.split()).chunk(2, -1)
-    logits = scorer.finish(as_left[codes // len(nodes)] + as_right[codes % len(nodes)])
-    scored = (lines.made > 0) & (step < lengths[:, None, None] - 2)
-    births = torch.maximum(born[..., :3], born[..., 1:])
-    return LineageScores.apply(logits, pairs, births, scored, lines.norms)
+    left, right = different // len(nodes), different % len(nodes)
+    return scorer.finish(as_left.index_select(0, left) + as_right.index_select(0, right)), pairs
+
+def lineage_scores(
+    logits: Tensor,        # u, scores of the different pairs, (P,)
+    pairs: Tensor,         # the three pairs that end in each merge, P for none, (B, K, T, 3)
+    lines: Lineages,       # from `trace_lineages`
+    sizes: Tensor,         # nodes of every sentence or chunk at the beginning, (B,)
+) -> Tensor:               # sums over the merges of every hypothesis, (B, K)
+    "What the merges of a lineage add to its score."
+    steps, since = torch.arange(lines.made.shape[2], device=logits.device), birth_steps(lines)
+    scored = (lines.made > 0) & (steps < sizes[:, None, None] - 2)
+    since = torch.maximum(since[..., :3], since[..., 1:])
+    return LineageScores.apply(logits, pairs, since, scored, lines.norms)
 
 # %% ../../nbs/implementations/tree_search.ipynb #4cd5aa79
 def search_and_replay(
@@ -689,7 +807,8 @@ def search_and_replay(
     places = torch.arange(total, device=leaves.device).view(batch, -1)[:, 1:width + 1]
     plan = plan_replay(lines, places[inside], total, log.kept is None)
     nodes = replay(encoder.grc, leaves[inside], plan, kept_factors(encoder, log, plan))
-    scores = lineage_scores(encoder.scorer, nodes, lines, plan.number, lengths)
+    logits, (pairs,) = score_pairs(encoder.scorer, nodes, plan.number, [lines.around])
+    scores = lineage_scores(logits, pairs, lines, lengths)
     scores = torch.where(log.scores > -torch.inf, scores, -torch.inf)
     return nodes[plan.number[log.roots]], scores, trees
 
@@ -705,8 +824,7 @@ def kept_factors(
     steps, batch, beam, _ = log.kept.shape
     room = len(log.arena) // batch
     sentence, made = plan.places // room, plan.places % room - (room - beam * steps)
-    kept = log.kept[made // beam, sentence, made % beam]
-    return kept.to(log.arena.dtype) / (1 - encoder.grc.dropout.p)
+    return scale_kept(encoder.grc, log.kept[made // beam, sentence, made % beam], log.arena)
 
 def final_trees(
     lines: Lineages,       # from trace_back
