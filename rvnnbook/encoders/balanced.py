@@ -4,9 +4,6 @@
 __all__ = ['BalancedTree']
 
 # %% ../../nbs/implementations/balanced.ipynb #50f19437
-import torch
-from torch import Tensor
-
 from ..core import EncoderOutput, check_batch
 from .rvnn import RvNN
 from ..layers.chunks import compose_levels, level_trees
