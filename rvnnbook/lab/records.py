@@ -27,6 +27,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cache
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +43,9 @@ def digest(
     digits: int,           # hexadecimal digits wanted, even
 ) -> str:
     "A short hash of some data: equal data, equal digits."
-    text = json.dumps(content, sort_keys=True, allow_nan=False)
+    return _hash(json.dumps(content, sort_keys=True, allow_nan=False), digits)
+
+def _hash(text, digits):
     return hashlib.blake2b(text.encode(), digest_size=digits // 2).hexdigest()
 
 def identity(
@@ -62,16 +65,17 @@ def code_hash(
     source: str,           # Python source
 ) -> str:                  # 12 hexadecimal digits
     "What a source does, in short: layout, comments and docstrings do not count."
-    return digest(_outline(ast.parse(source)), 12)
+    return _hash(_outline(ast.parse(source)), 12)
 
 def _outline(node):
-    "A syntax tree as nested lists, without what an older Python does not have and leaves empty."
+    "A syntax tree as JSON lists, without fields that are empty: an older Python may lack them."
     if isinstance(node, ast.AST):
-        return [type(node).__name__] + [[name, _outline(part)] for name, part
-                                        in ast.iter_fields(node) if part not in (None, [])]
+        parts = [f', ["{name}", {_outline(part)}]' for name in node._fields
+                 if (part := getattr(node, name, None)) is not None and part != []]
+        return f'["{type(node).__name__}"{"".join(parts)}]'
     if isinstance(node, list):
-        return [_outline(part) for part in node if not _is_remark(part)]
-    return repr(node)
+        return f'[{", ".join(_outline(part) for part in node if not _is_remark(part))}]'
+    return encode_basestring_ascii(repr(node))
 
 def _is_remark(node):      # a statement that is nothing but a text, such as a docstring
     return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
@@ -427,19 +431,15 @@ def _line(content):
 # %% ../../nbs/workshop/records.ipynb #8ac9bec2
 def scan(
     path: Path,                # a file of records, which need not exist
-    anew: bool = False,        # judge what was judged before, too
 ) -> tuple:                    # its valid records, and what is wrong with its other lines, in words
-    "Read a file of records line by line, believing nothing but its own earlier judgement."
-    path, faults = Path(path), []
+    "Read a file of records line by line."
+    path, records, faults = Path(path), {}, []
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return [], []
-    known = 0 if anew else _judged(path, content)
-    old = content[:known].split(b"\n")[:-1]
-    records = {record["id"]: record for record in map(json.loads, old)}
-    *lines, rest = content[known:].split(b"\n")
-    for number, line in enumerate(lines, len(old) + 1):
+    *lines, rest = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
         try:
             record = _parse(line)
             if record["experiment"] != path.stem:
@@ -450,15 +450,19 @@ def scan(
         except RecordError as error:
             faults.append(f"{path.name}:{number}: {error}")
     if rest:
-        faults.append(f"{path.name}:{len(old) + len(lines) + 1}: {HALF}")
-    if lines and not faults:
-        _note_judgement(path, content)
+        faults.append(f"{path.name}:{len(lines) + 1}: {HALF}")
     return list(records.values()), faults
 
 # %% ../../nbs/workshop/records.ipynb #310b6d11
 HALF = "the line has no end: it was cut off. Remedy: delete it and record the run once more"
 
 def _parse(line):
+    _judge(line)
+    return json.loads(line)
+
+@cache
+def _judge(line):
+    "Refuse a line that is not a valid record; a line is validated once in a process."
     def refuse(word):
         raise RecordError(f"{word} is no number that a record may hold")
     try:
@@ -467,33 +471,7 @@ def _parse(line):
         raise
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not a whole JSON line ({error})") from None
-    return validate(content)
-
-# %% ../../nbs/workshop/records.ipynb #18fc58fd
-def _note_of(path):
-    "Where the judgement of a committed file is noted; other files are judged each time."
-    folder = Path(path).resolve().parent
-    return folder.parents[1] / "build" / "judged" / path.name if _is_committed(folder) else None
-
-def _judgement(content):
-    rules = _source_file("rvnnbook.lab.records").read_bytes()
-    return hashlib.blake2b(rules + content, digest_size=16).hexdigest()
-
-def _judged(path, content):
-    "How many bytes of a file were judged before and are as they were."
-    try:
-        length, digits = json.loads(_note_of(path).read_text())
-        return length if digits == _judgement(content[:length]) else 0
-    except (AttributeError, OSError, TypeError, ValueError):     # no note, or none that helps
-        return 0
-
-def _note_judgement(path, content):
-    from rvnnbook.data.listops import write_whole
-    if note := _note_of(path):
-        try:
-            write_whole(note, _line([len(content), _judgement(content)]))
-        except OSError:                                          # a disk that is only read from
-            pass
+    validate(content)
 
 # %% ../../nbs/workshop/records.ipynb #2ae0e38a
 def read_records(
@@ -543,7 +521,7 @@ def check_results(
     "Read every record and every trace of a folder."
     folder, wrong, known = Path(folder or results_folder()), [], set()
     for path in sorted(folder.glob(f"{experiment or '*'}.jsonl")):
-        records, faults = scan(path, anew=True)
+        records, faults = scan(path)
         wrong += faults
         known |= {record["id"] for record in records}
         for record in records:
@@ -709,7 +687,7 @@ def _column(values):
     dtype = names[kinds.pop()] if len(kinds) == 1 else "object"
     if dtype == "Int64" and not all(-2**63 <= v < 2**63 for v in values if v is not None):
         dtype = "object"
-    return pandas.Series(values, dtype=dtype)
+    return pandas.array(values, dtype=dtype)
 
 # %% ../../nbs/workshop/records.ipynb #8e41b6f2
 def load(
