@@ -354,7 +354,8 @@ def main(
         return getattr(error, "status", 2 if isinstance(error, ValueError) else 1)
     except ModuleNotFoundError as error:
         extra = {"accelerate": "train", "pytorch_optimizer": "train", "tqdm": "train",
-                 "pandas": "export", "pyarrow": "export"}.get(error.name, "book")
+                 "pydantic": "train", "pandas": "export",
+                 "pyarrow": "export"}.get(error.name, "book")
         print(f"rvnnbook: this needs {error.name}, which is not installed. "
               f"Remedy: pip install 'rvnnbook[{extra}]'", file=sys.stderr)
         return 1

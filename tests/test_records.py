@@ -2,6 +2,7 @@
 import ast
 import copy
 import csv
+import hashlib
 import json
 import operator
 import os
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab import records as runs
-from rvnnbook.lab.records import (FIELDS, LEG, POINTS, RecordError, append, as_frame, best_record, changed_modules, check_results, code_hash, code_hashes,
+from rvnnbook.lab.records import (POINTS, Leg, Record, RecordError, append, as_frame, best_record, changed_modules, check_results, code_hash, code_hashes,
                                digest, end_to_end, identity, latest, load, loaded_modules, make_trace, merge_records, read_records, read_trace,
                                over_seeds, results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
                                query_records, write_csv, write_parquet)
@@ -170,55 +171,57 @@ def test_every_field_damaged_in_turn_is_refused(path):
         assert "\n" not in str(error.value) and str(path[0]) in str(error.value)
 
 
-@pytest.mark.parametrize("path", [(name,) for name in FIELDS] + [("legs", 0, name) for name in LEG], ids=str)
+@pytest.mark.parametrize("path", [(name,) for name in Record.model_fields] + [("legs", 0, name) for name in Leg.model_fields], ids=str)
 def test_a_missing_field_is_refused(path):
-    with pytest.raises(RecordError, match=f"has no field '{path[-1]}'"):
+    place = path[-1] if len(path) == 1 else f"legs[0]['{path[-1]}']"
+    with pytest.raises(RecordError, match=re.escape(f"{place} is missing")):
         validate(altered(RECORD, path, lambda container, key: container.pop(key)))
 
 
 @pytest.mark.parametrize("path, value, said", [
-    (("seed",), -1, "seed is -1; it must be a whole number from 0"),
-    (("seed",), True, "seed is True"),
-    (("seed",), 1.0, "seed is 1.0"),
-    (("experiment",), "../x", "experiment is '../x'"),
-    (("experiment",), "Toy", "small letters"),
-    (("profile",), "gpu", "one of smoke, cpu, paper"),
+    (("seed",), -1, "seed is -1: Input should be greater than or equal to 0"),
+    (("seed",), True, "seed is True: Input should be a valid integer"),
+    (("seed",), 1.0, "seed is 1.0: Input should be a valid integer"),
+    (("experiment",), "../x", "experiment is '../x': String should match pattern"),
+    (("experiment",), "Toy", "String should match pattern '^[a-z][a-z0-9_]*$'"),
+    (("profile",), "gpu", "profile is 'gpu': Input should be 'smoke', 'cpu' or 'paper'"),
     (("commit",), "ab" * 19, "commit is"),
-    (("commit",), "AB" * 20, "40 hexadecimal digits"),
+    (("commit",), "AB" * 20, "String should match pattern '^[0-9a-f]{40}$'"),
     (("commit",), None, "commit and dirty must be known together"),
     (("dirty",), None, "commit and dirty must be known together"),
-    (("dirty",), 1, "dirty is 1"),
-    (("threads",), 0, "threads is 0"),
-    (("wall_s",), -0.1, "wall_s is -0.1"),
+    (("dirty",), 1, "dirty is 1: Input should be a valid boolean"),
+    (("threads",), 0, "threads is 0: Input should be greater than or equal to 1"),
+    (("wall_s",), -0.1, "wall_s is -0.1: Input should be greater than or equal to 0"),
     (("finished",), 1, "finished is 1"),
-    (("recorded",), "2026-01-31", "recorded is '2026-01-31'; it must be a time in UTC"),
+    (("recorded",), "2026-01-31", "recorded is '2026-01-31': it must be a time in UTC"),
     (("recorded",), "2026-01-31T12:00:00", "a time in UTC"),
     (("recorded",), "2026-01-31T12:00:00+02:00", "a time in UTC"),
-    (("recorded",), "2026-13-31T12:00:00+00:00", "a time in UTC"),
+    (("recorded",), "2026-13-31T12:00:00+00:00", "recorded is '2026-13-31T12:00:00+00:00': "),
     (("version",), "new", "version is 'new'"),
-    (("trace",), "xyz", "None or 12 hexadecimal digits"),
-    (("note",), "hello", "a field 'note' that nobody knows"),
+    (("trace",), "xyz", "trace is 'xyz': String should match pattern '^[0-9a-f]{12}$'"),
+    (("note",), "hello", "note is not a known field"),
     (("parameters", "dim"), [1, 2], "parameters['dim'] is [1, 2]"),
     (("parameters", "data"), "/data/x", "parameters['data'] is '/data/x'"),
     (("parameters", "data"), "~/x", "parameters['data']"),
     (("parameters", "data"), "C:\\x", "parameters['data']"),
     (("device",), "node (/dev/nvidia0)", "device is"),
-    (("modules", "rvnnbook.core"), "absent", "modules['rvnnbook.core'] is 'absent'"),
-    (("modules", "torch.nn"), "0123456789ab", "a module of this package"),
+    (("modules", "rvnnbook.core"), "absent", "modules['rvnnbook.core'] is 'absent': String should match"),
+    (("modules", "torch.nn"), "0123456789ab", "modules['torch.nn']['[key]'] is 'torch.nn': String should match"),
     (("libraries", "torch"), None, "libraries['torch'] is None"),
     (("libraries", "numpy"), 2, "libraries['numpy'] is 2"),
-    (("metrics", "official <= 100", "accuracy"), 1.0001, "metrics['official <= 100']['accuracy'] is 1.0001; it must be a share from 0 to 1"),
-    (("metrics", "official <= 100", "accuracy"), 98, "a share from 0 to 1"),
-    (("metrics", "official <= 100", "tree_accuracy"), -0.1, "a share from 0 to 1"),
-    (("metrics", "official <= 100", "count"), 0, "a whole number from 1"),
-    (("metrics", "official <= 100", "count"), 10.0, "a whole number from 1"),
-    (("metrics", "official <= 100", "surprise"), "low", "a finite number"),
+    (("libraries",), {"python": "3.11"}, "there is no version of torch"),
+    (("metrics", "official <= 100", "accuracy"), 1.0001, "accuracy is 1.0001; it must be a share from 0 to 1"),
+    (("metrics", "official <= 100", "accuracy"), 98, "metrics['official <= 100'] is {'accuracy': 98"),
+    (("metrics", "official <= 100", "tree_accuracy"), -0.1, "tree_accuracy is -0.1; it must be a share from 0 to 1"),
+    (("metrics", "official <= 100", "count"), 0, "count is 0; it must be a whole number from 1"),
+    (("metrics", "official <= 100", "count"), 10.0, "count is 10.0; it must be a whole number from 1"),
+    (("metrics", "official <= 100", "surprise"), "low", "metrics['official <= 100']['surprise'] is 'low': it must be a finite number"),
     (("metrics", "/data/test"), {"accuracy": 0.5}, "no path of a machine"),
-    (("metrics",), {}, "metrics is {}; it must be a dictionary that is not empty"),
+    (("metrics",), {}, "metrics is {}: Dictionary should have at least 1 item"),
     (("legs", 0, "from_step"), 5, "legs[0] goes from step 5 to 100; what came before it stopped at 0"),
     (("legs", 1, "from_step"), 90, "legs[1] goes from step 90 to 250; what came before it stopped at 100"),
     (("legs", 1, "to_step"), 99, "legs[1] goes from step 100 to 99"),
-    (("legs", 1, "host"), "x", "legs[1] has a field 'host' that nobody knows"),
+    (("legs", 1, "host"), "x", "legs[1]['host'] is not a known field"),
     (("legs", 0), None, "legs[0] is None")], ids=str)
 def test_a_value_out_of_place_is_named(path, value, said):
     with pytest.raises(RecordError) as error:
@@ -241,12 +244,12 @@ def test_a_number_changed_by_hand_is_noticed(data):
 
 
 @pytest.mark.parametrize("change, said", [
-    (lambda curve: curve.pop("step"), "curve['step'] is None"),
-    (lambda curve: curve["step"].append(10), "curve['loss'] is [2.5, 1.0, None]; it must be a list of 4 finite numbers"),
+    (lambda curve: curve.pop("step"), "'step' must be whole numbers"),
+    (lambda curve: curve["step"].append(10), "'loss' has 3 numbers for 4 steps"),
     (lambda curve: curve["step"].__setitem__(1, 1), "increasing"),
     (lambda curve: curve["step"].__setitem__(1, 5.0), "whole numbers"),
-    (lambda curve: curve["loss"].__setitem__(1, float("nan")), "curve['loss']"),
-    (lambda curve: curve["loss"].__setitem__(1, "low"), "curve['loss']"),
+    (lambda curve: curve["loss"].__setitem__(1, float("nan")), "curve['loss'][1] is nan: it must be a finite number"),
+    (lambda curve: curve["loss"].__setitem__(1, "low"), "curve['loss'][1] is 'low': it must be a finite number"),
     (lambda curve: curve.update({name: list(range(201)) for name in curve}), "at most 200")])
 def test_a_damaged_trace_is_refused(change, said, tmp_path):
     trace = copy.deepcopy(TRACE)
@@ -807,7 +810,7 @@ def test_parquet_says_what_the_records_say(tmp_path):
     write_parquet(MIXED, tmp_path / "runs.parquet")
     found = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
     for row, record in zip(found, MIXED, strict=True):
-        assert {name: row[name] for name in FIELDS if name in row} == {name: record[name] for name in FIELDS if name in row} and row["stale"] is True
+        assert {name: row[name] for name in Record.model_fields if name in row} == {name: record[name] for name in Record.model_fields if name in row} and row["stale"] is True
         for name in ("encoder", "rate", "balanced"):
             assert row[name] == record["parameters"].get(name) and type(row[name]) is type(record["parameters"].get(name))
         assert row["dim"] == str(record["parameters"]["dim"])    # words and numbers in one column are words
@@ -866,6 +869,25 @@ def test_the_command(tmp_path):
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
     outside = command(cwd="/")
     assert outside.returncode == 2 and "no clone of the book here" in outside.stderr
+
+
+def test_identities_of_committed_records_are_those_of_their_text():
+    "Ids, identities and trace hashes, computed from the lines without the module that wrote them."
+    def hashed(content, size):
+        return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=size).hexdigest()
+    folder, count = ROOT / "nbs" / "results", 0
+    for path in sorted(folder.glob("*.jsonl")):
+        read = {record["id"]: record for record in read_records(path.stem)}
+        for line in path.read_text().splitlines():
+            raw = json.loads(line)
+            assert raw["id"] == hashed({name: value for name, value in raw.items() if name != "id"}, 8) and raw["id"] in read
+            asked = {name: value for name, value in raw["parameters"].items() if name not in ("profile", "seed")}
+            found = read[raw["id"]]
+            assert identity(found["experiment"], found["parameters"], found["seed"]) == hashed([raw["experiment"], asked, raw["seed"]], 8)
+            if raw["trace"]:
+                assert hashed(json.loads((folder / "traces" / f"{raw['id']}.json").read_text()), 6) == raw["trace"]
+            count += 1
+    assert count >= 278
 
 
 def test_committed_records_are_valid_and_have_their_traces():
