@@ -17,7 +17,7 @@ def make(**changes):
         "seed": 0, "version": "0.1.0", "legs": [LEG, {**LEG, "commit": None, "dirty": None, "from_step": 100, "to_step": 250}],
         "commit": "cd" * 20, "dirty": True, "modules": {"rvnnbook.core": "0123456789ab"}, "device": "a processor", "threads": 2,
         "libraries": {"python": "3.11.7", "torch": "2.13.0+cpu"}, "wall_s": 121.0, "peak_memory_mb": 300.5,
-        "metrics": {"official <= 100": {"accuracy": 0.75, "count": 8933, "surprise": 0.5}, "generated 200 to 300": {"accuracy": 0.5}},
+        "metrics": {"official <= 100": {"accuracy": 0.75, "count": 8933, "nll": 0.5}, "generated 200 to 300": {"accuracy": 0.5}},
         "rule": "best validation accuracy", "finished": True, "trace": None, "recorded": "2026-01-31T12:00:00+00:00", **changes})
 
 

@@ -96,8 +96,8 @@ def test_a_smoke_run(tmp_path, model, task):
         assert layers == [3, 3, 6, 6]
     else:                                        # at least one, at most as many as the larger number says
         assert len(layers) == (2 if model in ("NDR-halt", "NDR-ACT") else 0) and all(1 <= n <= 6 for n in layers)
-    if len(counts) == 2:                         # the layers really are others: the same weights, another surprise
-        assert len({scores["surprise"] for scores in metrics.values()}) == 4
+    if len(counts) == 2:                         # the layers really are others: the same weights, another NLL
+        assert len({scores["nll"] for scores in metrics.values()}) == 4
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".log"]
 
 

@@ -331,7 +331,7 @@ def test_training(name):
     assert not model.training
 
 
-def test_verdicts_and_surprise():
+def test_verdicts_and_cross_entropy():
     two, many = torch.tensor([[0.5], [-2.0], [0.0]]), torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
     assert predict_labels(two).tolist() == [1, 0, 0] and predict_labels(many).tolist() == [2, 0]
     by_hand = (math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(2.0)) + math.log(2)) / 3

@@ -41,7 +41,7 @@ def python(code, *words, cwd=ROOT, **options):
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 words = st.text("abc XYZ.,<=>:+-é雪\"'{}[]\n", min_size=1, max_size=12).filter(str.strip)
-scores = st.fixed_dictionaries({"accuracy": st.floats(0, 1)}, optional={"count": st.integers(1, 10**6), "surprise": finite, "tree_accuracy": st.sampled_from([0, 1, 0.5])})
+scores = st.fixed_dictionaries({"accuracy": st.floats(0, 1)}, optional={"count": st.integers(1, 10**6), "nll": finite, "tree_accuracy": st.sampled_from([0, 1, 0.5])})
 
 
 @st.composite
@@ -215,7 +215,7 @@ def test_a_missing_field_is_refused(path):
     (("metrics", "official <= 100", "tree_accuracy"), -0.1, "tree_accuracy is -0.1; it must be a share from 0 to 1"),
     (("metrics", "official <= 100", "count"), 0, "count is 0; it must be a whole number from 1"),
     (("metrics", "official <= 100", "count"), 10.0, "count is 10.0; it must be a whole number from 1"),
-    (("metrics", "official <= 100", "surprise"), "low", "metrics['official <= 100']['surprise'] is 'low': it must be a finite number"),
+    (("metrics", "official <= 100", "nll"), "low", "metrics['official <= 100']['nll'] is 'low': it must be a finite number"),
     (("metrics", "/data/test"), {"accuracy": 0.5}, "no path of a machine"),
     (("metrics",), {}, "metrics is {}: Dictionary should have at least 1 item"),
     (("legs", 0, "from_step"), 5, "legs[0] goes from step 5 to 100; what came before it stopped at 0"),
@@ -394,6 +394,26 @@ def test_a_full_disk_adds_nothing(tmp_path):
     assert path.read_bytes() == before
 
 
+# ---- names that were in use before
+
+OLD = make(trace=digest(OLD_TRACE := {"curve": {"step": [1], "surprise": [0.5]}, "trees": ["surprise"]}, 12), rule="best validation surprise",
+           metrics={"test": {"surprise": 0.5, "surprise_by_piece": 0.25, "accuracy": 1}})
+
+
+def test_old_names_are_read_as_the_new_ones_and_the_text_stays(tmp_path):
+    path = append(OLD, OLD_TRACE, tmp_path / "away")
+    files = files_of(tmp_path / "away")
+    record, = read_records("toy", tmp_path / "away")
+    assert record["metrics"] == {"test": {"nll": 0.5, "nll_by_piece": 0.25, "accuracy": 1}} and record["rule"] == "best validation nll"
+    assert {**record, "metrics": OLD["metrics"], "rule": OLD["rule"]} == OLD
+    assert read_trace(record, tmp_path / "away") == {"curve": {"step": [1], "nll": [0.5]}, "trees": ["surprise"]}
+    assert load("toy", "`test: nll` == 0.5", tmp_path / "away")["id"].tolist() == [OLD["id"]]
+    merge_records([tmp_path / "away"], tmp_path / "home")
+    assert files_of(tmp_path / "home") == files == files_of(tmp_path / "away") and check_results(tmp_path / "home") == []
+    again = make(trace=OLD["trace"], rule="best validation nll", metrics=record["metrics"], recorded="2026-03-01T12:00:00Z")
+    assert append(again, OLD_TRACE, tmp_path / "away") == path and files_of(tmp_path / "away") == files, "the same sittings under the new names"
+
+
 # ---- identity and staleness
 
 def test_identity():
@@ -512,11 +532,11 @@ def test_what_is_loaded_is_hashed():
 # ---- choosing and showing
 
 def test_select_latest_best():
-    runs = [make(seed=seed, metrics={"test": {"accuracy": value, "surprise": 1 - value}}) for seed, value in enumerate((0.5, 0.75, 0.25))]
+    runs = [make(seed=seed, metrics={"test": {"accuracy": value, "nll": 1 - value}}) for seed, value in enumerate((0.5, 0.75, 0.25))]
     later = make(seed=1, recorded="2026-02-01T12:00:00Z", metrics={"test": {"accuracy": 0.125}})
     wide = make(seed=1, parameters={"dim": 16}, metrics={"other": {"accuracy": 1}})
     assert latest([*runs, wide, later]) == [runs[0], runs[2], wide, later]
-    assert best_record(runs, "test") == runs[1] == best_record(runs, "test", "surprise", min) and best_record([wide], "test") is None and best_record([], "test") is None
+    assert best_record(runs, "test") == runs[1] == best_record(runs, "test", "nll", min) and best_record([wide], "test") is None and best_record([], "test") is None
     assert select([*runs, wide], dim=16) == [wide] and select([*runs, wide], seed=1, dim=8) == [runs[1]] and select(runs, nothing=1) == []
     assert telling([*runs, wide]) == ["encoder", "dim", "rate", "balanced"] and telling(runs) == ["encoder"]
 
@@ -537,9 +557,9 @@ def test_the_mean_over_seeds():
 def test_the_table_of_records():
     current = code_hashes(["rvnnbook.core"])
     fresh, stale = make(modules=current), make(seed=1, finished=False)
-    lines = results_table([fresh, stale, make(experiment="another", metrics={"test": {"surprise": 0.5}})]).splitlines()
-    assert lines[0] == "another" and "test: surprise" in lines[1] and lines[3] == "" and lines[4] == "toy"
-    assert re.split(r"\s{2,}", lines[5]) == ["profile", "encoder", "seed", "official <= 100", "official <= 100: surprise", "generated 200 to 300", "commit"]
+    lines = results_table([fresh, stale, make(experiment="another", metrics={"test": {"nll": 0.5}})]).splitlines()
+    assert lines[0] == "another" and "test: nll" in lines[1] and lines[3] == "" and lines[4] == "toy"
+    assert re.split(r"\s{2,}", lines[5]) == ["profile", "encoder", "seed", "official <= 100", "official <= 100: nll", "generated 200 to 300", "commit"]
     assert re.split(r"\s{2,}", lines[6]) == ["cpu", "crvnn", "0", "0.75", "0.5", "0.5", "abababa, unknown"]
     assert lines[7].endswith("stale: core; unfinished")
     assert results_table([]) == results_table([], mean=True) == results_table([], width=1) == "no records"
@@ -752,7 +772,7 @@ def test_an_invalid_query_is_rejected_in_one_line(condition, said):
 def test_the_columns_of_the_frame(tmp_path):
     pandas = pytest.importorskip("pandas")
     parameters = {"dim": 16, "device": "cuda", "threads": 5, "steps": 9, "wide number": 2**70}
-    several = [make(), make(seed=1, legs=[], parameters=parameters, metrics={"other": {"surprise": 2.5, "count": 3}}), make(experiment="boy", finished=False)]
+    several = [make(), make(seed=1, legs=[], parameters=parameters, metrics={"other": {"nll": 2.5, "count": 3}}), make(experiment="boy", finished=False)]
     for record in several:
         append(record, folder=tmp_path)
     frame = load("toy", folder=tmp_path)
@@ -784,8 +804,8 @@ def test_records_without_pandas_are_listed_and_the_remedy_is_named(tmp_path):
     assert not (tmp_path / "x.csv").exists() and not (tmp_path / "x.parquet").exists()
 
 
-MIXED = [make(), make(seed=1, parameters={"encoder": "a,b\n\"c\"", "dim": "wide"}, metrics={"other": {"surprise": 2, "count": 3}}),
-         make(seed=2, experiment="boy", parameters={"encoder": None, "dim": 0.5}, metrics={"other": {"surprise": 1.5}})]
+MIXED = [make(), make(seed=1, parameters={"encoder": "a,b\n\"c\"", "dim": "wide"}, metrics={"other": {"nll": 2, "count": 3}}),
+         make(seed=2, experiment="boy", parameters={"encoder": None, "dim": 0.5}, metrics={"other": {"nll": 1.5}})]
 
 
 def test_csv_says_what_the_records_say(tmp_path):
@@ -798,7 +818,7 @@ def test_csv_says_what_the_records_say(tmp_path):
         for name in ("encoder", "dim", "rate"):
             value = record["parameters"].get(name)
             assert row[name] == ("" if value is None else str(value))
-        for split, name in (("official <= 100", "accuracy"), ("other", "surprise"), ("other", "count")):
+        for split, name in (("official <= 100", "accuracy"), ("other", "nll"), ("other", "count")):
             value = record["metrics"].get(split, {}).get(name)
             assert row[f"{split}: {name}"] == "" if value is None else float(row[f"{split}: {name}"]) == value
     write_csv([], tmp_path / "none.csv")
@@ -814,9 +834,9 @@ def test_parquet_says_what_the_records_say(tmp_path):
         for name in ("encoder", "rate", "balanced"):
             assert row[name] == record["parameters"].get(name) and type(row[name]) is type(record["parameters"].get(name))
         assert row["dim"] == str(record["parameters"]["dim"])    # words and numbers in one column are words
-        for split, name in (("official <= 100", "accuracy"), ("other", "surprise"), ("other", "count")):
+        for split, name in (("official <= 100", "accuracy"), ("other", "nll"), ("other", "count")):
             assert row[f"{split}: {name}"] == record["metrics"].get(split, {}).get(name)
-    assert type(found[1]["other: surprise"]) is float and type(found[0]["seed"]) is int
+    assert type(found[1]["other: nll"]) is float and type(found[0]["seed"]) is int
     assert list(found[0]) == list(as_frame(MIXED))
     write_parquet([], tmp_path / "none.parquet")
     assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0

@@ -54,7 +54,7 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# ---- attention and surprise
+# ---- attention and cross-entropy
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(0, 99))
 @few
@@ -71,7 +71,7 @@ def test_attention_is_a_softmax_over_tokens(steps, lengths, seed):
     assert_close(weights @ keys, fused, rtol=0, atol=1e-12)
 
 
-def test_slopes_of_attention_and_surprise():
+def test_slopes_of_attention_and_cross_entropy():
     mask = length_mask(torch.tensor([3, 1]))
     queries, keys = random(2, 2, 3).requires_grad_(), random(2, 3, 3, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda q, k: attention_weights(q, k, mask), (queries, keys))
@@ -80,7 +80,7 @@ def test_slopes_of_attention_and_surprise():
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 99))
 @few
-def test_surprise_word_by_word(lengths, seed):
+def test_cross_entropy_word_by_word(lengths, seed):
     mask = length_mask(torch.tensor(lengths))
     scores = random(*mask.shape, 5, seed=seed)
     targets = torch.randint(5, mask.shape, generator=torch.Generator().manual_seed(seed))
@@ -354,7 +354,7 @@ def test_evaluation_is_what_it_says():
         ids, target = torch.tensor(WORDS.encode(one.tokens)), [*WORDS.encode(one.target), END]
         nats, words = nats - float(by_the_word(model, ids, target).detach().sum()), words + len(target)
         right.append(until_end(answer(model, ids[None], ids[None] > -1, 7).words[0, 0].tolist()) == target)
-    assert found["surprise"] == pytest.approx(nats / words) and found["perplexity"] == pytest.approx(math.exp(nats / words))
+    assert found["nll"] == pytest.approx(nats / words) and found["perplexity"] == pytest.approx(math.exp(nats / words))
     assert found["exact_match"] == sum(right) / len(right)
     for size in (1, 4):
         assert evaluate_seq2seq(model, BucketLoader(examples, size, deck, seed=0), 7) == pytest.approx(found)
@@ -365,7 +365,7 @@ def test_dropout_is_there_in_training_alone():
     for place in ("dropout_in", "dropout_out"):
         model = model_of(**{place: .5})
         assert len({seq2seq_loss(model.train(), batch).item() for _ in range(4)}) == 4
-        assert len({evaluate_seq2seq(model.train(), [batch], 5)["surprise"] for _ in range(3)}) == 1
+        assert len({evaluate_seq2seq(model.train(), [batch], 5)["nll"] for _ in range(3)}) == 1
 
 
 def test_processes_share_a_loss():
@@ -383,5 +383,5 @@ def test_it_learns_to_sort():
     judge = partial(evaluate_seq2seq, dealt=BucketLoader(parts.validation, 80, rows), longest=4)
     outcome = train(model, BucketLoader(parts.train, 32, rows, seed=0), judge, loss=seq2seq_loss, learning_rate=2e-2,
                     steps=190, check_every=95, patience=None, progress=False)
-    assert outcome.best["exact_match"] > .5 and outcome.best["surprise"] < .5
+    assert outcome.best["exact_match"] > .5 and outcome.best["nll"] < .5
     assert evaluate_seq2seq(model, BucketLoader(parts.test, 80, rows), 4)["exact_match"] > .4

@@ -67,7 +67,7 @@ def lstm(dim=6, keys=5, seed=0, **options):
 
 @given(LENGTHS, st.integers(1, 6), st.integers(0, 99))
 @few
-def test_surprise_is_a_double_loop(lengths, keys, seed):
+def test_nll_is_a_double_loop(lengths, keys, seed):
     pieces, batch, scores = made(lengths, keys, seed)
     found = sequence_nll(scores, *batch)
     assert found.shape == (len(lengths), max(lengths) - 1)
@@ -76,7 +76,7 @@ def test_surprise_is_a_double_loop(lengths, keys, seed):
         assert not row[len(piece) - 1:].any()
 
 
-def test_surprise_of_what_was_thought_impossible_is_finite():
+def test_nll_of_impossible_keys_is_finite():
     rolls, mask = torch.ones(1, 2, 3), torch.ones(1, 2, dtype=torch.bool)
     assert_close(sequence_nll(torch.full((1, 2, 3), -200.), rolls, mask), torch.tensor([[600.]]))
     assert sequence_nll(torch.full((1, 2, 3), 200.), rolls, mask).item() == 0
@@ -109,8 +109,8 @@ def test_averages(lengths, seed):
     pieces, batch, scores = made(lengths, seed=seed)
     nats = [literal(own, piece) for own, piece in zip(scores, pieces)]
     found = evaluate_sequences(model := Given(scores), [batch])
-    assert not model.saw_gradients and found["surprise"] == pytest.approx(sum(map(sum, nats)) / sum(map(len, nats)))
-    assert found["surprise_by_piece"] == pytest.approx(np.mean([np.mean(own) for own in nats if own]))
+    assert not model.saw_gradients and found["nll"] == pytest.approx(sum(map(sum, nats)) / sum(map(len, nats)))
+    assert found["nll_by_piece"] == pytest.approx(np.mean([np.mean(own) for own in nats if own]))
 
 
 def test_averages_do_not_depend_on_batches():
@@ -118,7 +118,7 @@ def test_averages_do_not_depend_on_batches():
     whole = evaluate_sequences(model, BucketLoader(music, 11, collate_music))
     for size in (1, 3):
         assert evaluate_sequences(model, BucketLoader(music, size, collate_music, seed=0, length=len)) == pytest.approx(whole, rel=1e-5)
-    assert abs(whole["surprise"] - whole["surprise_by_piece"]) > 1e-4
+    assert abs(whole["nll"] - whole["nll_by_piece"]) > 1e-4
 
 
 def test_nothing_to_predict():
@@ -152,16 +152,16 @@ def test_odds_are_counted(by_last, by_key):
             assert float(odds[now, k].sigmoid()) == pytest.approx(p, rel=1e-5)
 
 
-def test_no_other_table_is_less_surprised():
+def test_no_other_table_has_a_smaller_nll():
     music = make_music((100, 1, 1), longest=20).train
     dealt = list(BucketLoader(music, 100, collate_music))
     scores = {}
     for flags in ((False, False), (False, True), (True, False), (True, True)):
         model = fit_key_by_key(music, *flags)
         assert torch.equal(model.odds[0], model.odds[1]) == (not flags[0]) and (model.odds == model.odds[:, :1]).all() == (not flags[1])
-        scores[flags] = evaluate_sequences(model, dealt)["surprise"]
+        scores[flags] = evaluate_sequences(model, dealt)["nll"]
         for shift in (-.3, .3):
-            assert evaluate_sequences(KeyByKey(model.odds + shift), dealt)["surprise"] > scores[flags]
+            assert evaluate_sequences(KeyByKey(model.odds + shift), dealt)["nll"] > scores[flags]
     assert scores[True, True] < min(scores[True, False], scores[False, True]) <= max(scores[True, False], scores[False, True]) < scores[False, False]
 
 
@@ -261,10 +261,10 @@ def test_the_training_loop_takes_it():
     torch.manual_seed(0)
     model = NextSet(create_encoder("lstm", dim=16))
     def judge(model): return evaluate_sequences(model, BucketLoader(music.validation, 16, collate_music))
-    before = judge(model)["surprise"]
+    before = judge(model)["nll"]
     out = train(model, BucketLoader(music.train, 16, collate_music, seed=0, length=len), judge, loss=sequence_loss, steps=20,
                 optimizer="adamw", learning_rate=2e-2, progress=False)
-    assert judge(model)["surprise"] == pytest.approx(min(row["surprise"] for row in out.history)) and judge(model)["surprise"] < before / 3
+    assert judge(model)["nll"] == pytest.approx(min(row["nll"] for row in out.history)) and judge(model)["nll"] < before / 3
 
 
 # ---- published music
@@ -277,11 +277,11 @@ def test_key_frequencies_on_the_chorales():
     model = fit_key_by_key(music.train, by_last=False)
     q = np.array(PUBLISHED["jsb"].keys) / PUBLISHED["jsb"].steps
     entropy = -sum(p * math.log(p) + (1 - p) * math.log(1 - p) for p in q if p > 0)
-    on_train = evaluate_sequences(model, BucketLoader(music.train, 32, collate_music, length=len))["surprise"]
+    on_train = evaluate_sequences(model, BucketLoader(music.train, 32, collate_music, length=len))["nll"]
     assert on_train == pytest.approx(entropy, rel=.01)                   # all but the first steps
     with np.load(io.BytesIO(lzma.decompress((SHARED / "JSB_Chorales.npz.xz").read_bytes())), allow_pickle=False) as bits:
         frames, offsets = np.unpackbits(bits["testdata_packed"], axis=1).astype(float), bits["testdata_offsets"]
     p, later = model.odds[0].sigmoid().double().numpy(), np.delete(frames, offsets[:-1], axis=0)
     nats = -(later * np.log(p) + (1 - later) * np.log1p(-p)).sum(1)
-    found = evaluate_sequences(model, BucketLoader(music.test, 16, collate_music, length=len))["surprise"]
+    found = evaluate_sequences(model, BucketLoader(music.test, 16, collate_music, length=len))["nll"]
     assert found == pytest.approx(nats.mean(), rel=1e-4) and 10 < found < 12

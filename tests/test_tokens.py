@@ -219,7 +219,7 @@ def test_who_has_no_tree_to_ask(name):
 
 # ---- scores of tokens
 
-def test_surprise_counts_only_what_is_told():
+def test_nll_counts_only_what_is_told():
     scores, told = vectors(torch.ones(2, 3, dtype=torch.bool), 5), torch.tensor([[True, False, True], [True, True, False]])
     labels = torch.tensor([[4, -7, 0], [2, 2, 99]])
     literal = sum(-scores[b, j].log_softmax(0)[labels[b, j]] for b, j in told.nonzero().tolist()) / 4

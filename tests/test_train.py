@@ -1,4 +1,5 @@
 "Training: what a killed run becomes, when a run stops, what it keeps, and that two processes do the work of one."
+import hashlib
 import json
 import math
 import os
@@ -144,13 +145,13 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
 def test_whoever_looks_on_changes_nothing(whole):
     "The judge, which draws numbers, and the checkpoints leave no mark on the weights."
     weights = []
-    _, outcome = go(judge=lambda model: (weights.append(copy_of(model)), torch.rand(99), {"surprise": 1.0})[-1], halve_after=None)
+    _, outcome = go(judge=lambda model: (weights.append(copy_of(model)), torch.rand(99), {"nll": 1.0})[-1], halve_after=None)
     _, unseen = go(judge=None, check_every=1)
     _, seldom = go(judge=judge, halve_after=None, save_every=1e9)
     assert [row["loss"] for row in timeless(outcome.history)] == [row["loss"] for row in timeless(seldom.history)]
     means = [math.fsum(row["loss"] for row in unseen.history[start:start + 4]) / 4 for start in range(0, 24, 4)]
     assert means == pytest.approx([row["loss"] for row in outcome.history], rel=1e-12)
-    assert "surprise" not in unseen.history[0] and unseen.best is None
+    assert "nll" not in unseen.history[0] and unseen.best is None
 
 
 def test_seeds_draw_the_dropout(whole):
@@ -199,11 +200,27 @@ def test_a_damaged_checkpoint_is_refused(name, how, whole, tmp_path):
 @pytest.mark.parametrize("change, complaint", [
     ({"learning_rate": 0.02}, "learning_rate = 0.01, now 0.02$"), ({"seed": 3}, "seed = 0, now 3$"),
     ({"size": 4}, "batches.size = 8, now 4$"), ({"examples": EXAMPLES[30:69]}, "batches.examples = 40, now 39$"),
-    ({"settings": {"cell": "lstm"}}, "cell = None, now 'lstm'$"), ({"metric": "accuracy"}, "metric = 'surprise', now 'accuracy', better"),
+    ({"settings": {"cell": "lstm"}}, "cell = None, now 'lstm'$"), ({"metric": "accuracy"}, "metric = 'nll', now 'accuracy', better"),
     ({"optimizer": "radam", "clip": math.inf}, "optimizer = .* now 'radam', clip = 1.0, now inf$")])
 def test_a_run_goes_on_with_its_own_settings_or_not_at_all(change, complaint, whole):
     with pytest.raises(CheckpointError, match="other settings: .*" + complaint):
         go(whole[0], **change)
+
+
+def test_a_checkpoint_with_the_old_name_of_the_metric_goes_on(whole, tmp_path):
+    "Checkpoints of earlier versions call the negative log-likelihood surprise."
+    go(tmp_path, time_budget=0.0, check_every=1)
+    checkpoint, = tmp_path.glob("step-*")
+    text = (checkpoint / "state.json").read_text()
+    assert text.count('"nll"') == 3, "the metric, its history and its best value"
+    (checkpoint / "state.json").write_text(text.replace('"nll"', '"surprise"'))
+    hashes = json.loads((checkpoint / "hashes.json").read_text())
+    hashes["state.json"] = hashlib.blake2b((checkpoint / "state.json").read_bytes(), digest_size=16).hexdigest()
+    (checkpoint / "hashes.json").write_text(json.dumps(hashes))
+    _, outcome = go(tmp_path, check_every=1)
+    _, expected = go(check_every=1)
+    assert timeless(outcome.history) == timeless(expected.history) and timeless([outcome.best]) == timeless([expected.best])
+    assert load_best(make_model(), tmp_path)["nll"] == outcome.best["nll"]
 
 
 def test_a_run_of_another_model_is_refused(whole):
@@ -257,7 +274,7 @@ def test_what_is_no_data_is_not_packed():
 
 # ---- when a run stops, and what it keeps
 
-def scripted(values, metric="surprise"):
+def scripted(values, metric="nll"):
     "A judge that says what it is told, and the weights that it saw."
     left, seen = iter(values), []
 
@@ -287,7 +304,7 @@ def test_the_count_of_bad_checks_survives_interruptions(tmp_path):
     assert [row["learning_rate"] for row in outcome.history] == [1e-2] * 5 + [5e-3] * 4 + [2.5e-3] * 2
 
 
-@pytest.mark.parametrize("metric, better, best", [("accuracy", None, 3), ("surprise", None, 1), ("f1", "max", 3), ("accuracy", "min", 1)])
+@pytest.mark.parametrize("metric, better, best", [("accuracy", None, 3), ("nll", None, 1), ("f1", "max", 3), ("accuracy", "min", 1)])
 def test_better_is_what_the_metric_means(metric, better, best):
     judge, seen = scripted([0.1, 0.5, 0.9, 0.9, math.nan], metric)
     model, outcome = go(judge=judge, check_every=1, steps=5, metric=metric, better=better)
@@ -304,9 +321,9 @@ def test_the_history_says_what_happened(whole):
     _, _, outcome = whole
     assert [row["step"] for row in outcome.history] == [4, 8, 12, 16, 20, 24]
     assert [row["epoch"] for row in outcome.history] == [0.8, 1.6, 2.4, 3.2, 4.0, 4.8]
-    assert all(set(row) == {"step", "epoch", "loss", "accuracy", "surprise", "learning_rate", "seconds"} for row in outcome.history)
+    assert all(set(row) == {"step", "epoch", "loss", "accuracy", "nll", "learning_rate", "seconds"} for row in outcome.history)
     assert sorted(row["seconds"] for row in outcome.history) == [row["seconds"] for row in outcome.history]
-    assert outcome.best == min(outcome.history, key=lambda row: row["surprise"])
+    assert outcome.best == min(outcome.history, key=lambda row: row["nll"])
     leg, = outcome.legs
     assert (leg["from_step"], leg["to_step"], leg["processes"], leg["threads"]) == (0, 25, 1, torch.get_num_threads())
     assert {name: leg[name] for name in ("commit", "dirty")} == git_state() and leg["device"] == machine("cpu")["device"]
@@ -316,7 +333,7 @@ def test_the_best_weights_can_be_had_from_the_folder(whole, tmp_path):
     folder, model, outcome = whole
     fresh = make_model(seed=7)
     assert load_best(fresh, folder) == outcome.best
-    assert evaluate_classifier(fresh, TEST)["surprise"] == outcome.best["surprise"]
+    assert evaluate_classifier(fresh, TEST)["nll"] == outcome.best["nll"]
     with pytest.raises(CheckpointError, match="holds no run that has been judged"):
         load_best(fresh, tmp_path)
 
@@ -324,7 +341,7 @@ def test_the_best_weights_can_be_had_from_the_folder(whole, tmp_path):
 @pytest.mark.parametrize("options, complaint", [
     ({"precision": "fp16"}, "precision is no or bf16, not 'fp16'"), ({"optimizer": "sgd"}, "'sgd' is none of radam_lookahead"),
     ({"steps": None}, "would never end"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "not 'more'"),
-    ({"learning_rate": 0.0}, "learning_rate > 0"), ({"clip": -1.0}, "clip > 0"), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is surprise")])
+    ({"learning_rate": 0.0}, "learning_rate > 0"), ({"clip": -1.0}, "clip > 0"), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is nll")])
 def test_recipes_that_cannot_be_meant_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         go(**options)
@@ -455,7 +472,7 @@ def test_evaluation_weighs_sentences_not_batches():
     batches, (box,) = list(BucketLoader(EXAMPLES[:30], 7, collate_listops)), TEST
     found, at_once = evaluate_classifier(model, batches), evaluate_classifier(model, [box])
     assert found["accuracy"] == at_once["accuracy"] == accuracy(model, [box])
-    assert found["surprise"] == pytest.approx(at_once["surprise"], rel=1e-6)
+    assert found["nll"] == pytest.approx(at_once["nll"], rel=1e-6)
 
 
 def test_outside_git_nothing_is_claimed(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.records import code_hashes
+from rvnnbook.lab.records import code_hashes, current_names
 from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab import verdicts
 from rvnnbook.lab.verdicts import (CAP, FLOORS, LENGTHS, NEAR, OTHER_SETTINGS, PAPER_EPOCHS, PAPER_SETTINGS, QUEUE, RISE, VERDICTS, Way, answer_row, floor_of,
@@ -127,7 +127,7 @@ def test_early_stopping_is_an_end_and_used_up_epochs_are_none():
 def test_a_curve_is_read_from_the_trace_of_a_record():
     records = [record for record in verdicts.read_records("nested") if record["trace"]]
     for record in records[:2]:
-        told = json.loads((ROOT / "nbs" / "results" / "traces" / f"{record['id']}.json").read_text())["curve"]
+        told = current_names(json.loads((ROOT / "nbs" / "results" / "traces" / f"{record['id']}.json").read_text())["curve"])
         assert verdicts.curve_of(record) == told and how_ended(record, told) == ("limit" if told["step"][-1] >= record["parameters"]["steps"] else "patience")
     assert verdicts.curve_of(paper_run(.9)) == {} and verdicts.curve_of(paper_run(.9, trace="0" * 12)) == {}, "without a trace, or with a lost one"
 

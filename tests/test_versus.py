@@ -11,6 +11,7 @@ import pytest
 
 from rvnnbook.cli import parser
 from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
+from rvnnbook.lab.records import current_names
 from rvnnbook.lab.tables import paper_table, paper_tables
 from rvnnbook.lab.verdicts import COLUMNS, ENCODER_OF, LENGTHS, NESTED, QUEUE, REASONS, VARIANT_OF, WAYS, Way, way_of
 from rvnnbook.registry import list_encoders
@@ -128,7 +129,7 @@ def page():
     return names, shown
 
 
-UNITS = {"accuracy_percent": ("accuracy", 100), "negative_log_likelihood": ("surprise", 1), "exact_match_percent": ("exact_match", 100), "perplexity": ("perplexity", 1), "bleu": ("bleu", 1), "gigabytes": ("memory_mb", 1 / 1000)}
+UNITS = {"accuracy_percent": ("accuracy", 100), "negative_log_likelihood": ("nll", 1), "exact_match_percent": ("exact_match", 100), "perplexity": ("perplexity", 1), "bleu": ("bleu", 1), "gigabytes": ("memory_mb", 1 / 1000)}
 
 
 def test_every_table_is_shown_once_and_whole(page):
@@ -165,7 +166,7 @@ def test_each_number_on_the_page_is_that_of_the_records(page):
                         one, = (a for a in shown.answers[row] if a.pair.column == column and a.metric == (metric if len(metrics) > 1 else None))
                         samples = {"rir.table1": 100, "crvnn.table6": 50}.get(table.name, 0)
                         name, unit = UNITS.get(metric) or ("seconds", samples / 60)
-                        values = [raw[run["id"]]["metrics"][one.pair.split][name] * unit for run in one.runs]
+                        values = [current_names(raw[run["id"]]["metrics"][one.pair.split])[name] * unit for run in one.runs]
                         middle = (statistics.median if table.statistic == "median" else statistics.fmean)(values)
                         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
                         assert text == f"{middle:.2f}{spread}"

@@ -60,7 +60,7 @@ class TrainConfig(NamedTuple):
     clip: float = 1.0                   # largest norm of the gradient, > 0; inf: no clipping
     halve_after: int | None = 3         # checks in a row without improvement per halving
     patience: int | None = 4            # more checks in a row than this without it: stop
-    metric: str = "surprise"            # of the judge, which decides what improvement is
+    metric: str = "nll"                 # of the judge, which decides what improvement is
     better: str | None = None           # min or max; None: as the metric's name says
     check_every: int | None = None      # steps; None: once an epoch
     steps: int | None = None            # at most so many
@@ -69,7 +69,7 @@ class TrainConfig(NamedTuple):
     seed: int = 0                       # of what is drawn while training, as in dropout
 
 # %% ../../nbs/workshop/train.ipynb #bd70aa4e
-BETTER = {"accuracy": "max", "surprise": "min"}
+BETTER = {"accuracy": "max", "nll": "min"}
 
 
 def check_config(
@@ -194,7 +194,7 @@ def classification_loss(
     model: nn.Module,    # a Classifier
     batch: NamedTuple,   # with ids, mask, steps and labels
 ) -> Tensor:             # scalar, nats
-    "Mean surprise at the labels, and what the encoder adds."
+    "Mean negative log-likelihood of the labels, and what the encoder adds."
     out = model(batch.ids, batch.mask, trees=batch.trees)
     return cross_entropy(out.logits, batch.labels) + out.loss
 
@@ -392,6 +392,7 @@ def read_checkpoint(
     "Read the newest whole checkpoint; what was only half written is passed over."
     from safetensors import SafetensorError
     from safetensors.torch import load
+    from rvnnbook.lab.records import current_names
     whole = sorted(path for path in folder.glob("step-*") if path.suffix != ".part")
     if not whole:
         return None
@@ -402,6 +403,8 @@ def read_checkpoint(
             if hashlib.blake2b(payload, digest_size=16).hexdigest() != hashes[name]:
                 raise CheckpointError(f"{name} is not what was written")
         state = json.loads(payloads.pop("state.json"))
+        for name in {"settings", "best_row", "history"} & state.keys():
+            state[name] = current_names(state[name])
         return {name.removesuffix(".safetensors"): load(payload)
                 for name, payload in payloads.items()}, state
     except (OSError, ValueError, AttributeError, KeyError, SafetensorError) as problem:
@@ -554,18 +557,18 @@ def train(
 def evaluate_classifier(
     model: nn.Module,          # a Classifier; put into eval mode
     dealt: Iterable,           # batches, each example once
-) -> dict[str, float]:         # accuracy in [0, 1]; surprise, nats a sentence
-    "How often a model is right, and how surprised it is by the truth."
+) -> dict[str, float]:         # accuracy in [0, 1]; nll, nats a sentence
+    "How often a model is right, and the negative log-likelihood of the labels."
     model.eval()
-    device, right, surprises = next(model.parameters()).device, [], []
+    device, right, nats = next(model.parameters()).device, [], []
     for batch in dealt:
         batch = to_device(batch, device)
         scores = model(batch.ids, batch.mask, trees=batch.trees).logits
         right.append(predict_labels(scores) == batch.labels)
-        surprises.append(cross_entropy(scores, batch.labels).double() * len(batch.labels))
+        nats.append(cross_entropy(scores, batch.labels).double() * len(batch.labels))
     right = torch.cat(right)
     return {"accuracy": float(right.double().mean()),
-            "surprise": float(sum(surprises) / len(right))}
+            "nll": float(sum(nats) / len(right))}
 
 # %% ../../nbs/workshop/train.ipynb #b2da27bf
 def load_best(

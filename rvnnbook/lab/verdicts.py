@@ -288,7 +288,7 @@ class Way:
     def measure(self, metric):
         "Our name for what the paper measures, and what to multiply ours by."
         return {"accuracy_percent": ("accuracy", 100.0), "gigabytes": ("memory_mb", 1e-3),
-                "negative_log_likelihood": ("surprise", 1.0),
+                "negative_log_likelihood": ("nll", 1.0),
                 "exact_match_percent": ("exact_match", 100.0), "perplexity": ("perplexity", 1.0),
                 "bleu": ("bleu", 1.0),
                 "minutes": ("seconds", self.parameters.get("samples", 0) / 60)}[metric]

@@ -243,7 +243,7 @@ def evaluate_seq2seq(
     longest: int,              # maximal length, including END
     beam: int = 1,             # K, beam width
     penalty: float = 0.0,      # length penalty of the search
-) -> dict[str, float]:         # exact_match in [0, 1]; perplexity; surprise: NLL, nats a word
+) -> dict[str, float]:         # exact_match in [0, 1]; perplexity; nll: NLL, nats a word
     "Exact match, perplexity and negative log-likelihood a word (self_iru Table 3)."
     model.eval()
     right, nats, words, device = [], 0., 0, next(model.parameters()).device
@@ -255,4 +255,4 @@ def evaluate_seq2seq(
         nats += float(token_nll(scores, batch.targets, batch.target_mask).double().sum())
         words += int(batch.target_mask.sum())
     return {"exact_match": float(torch.cat(right).double().mean()),
-            "perplexity": math.exp(min(nats / words, 700)), "surprise": nats / words}
+            "perplexity": math.exp(min(nats / words, 700)), "nll": nats / words}

@@ -33,7 +33,7 @@ def sequence_nll(
 def evaluate_sequences(
     model: nn.Module,        # returns an EncoderOutput with logits as states; set to eval mode
     dealt: Iterable,         # batches with rolls (B, T, K) and mask (B, T), on its device
-) -> dict[str, float]:       # surprise: NLL per step; surprise_by_piece: mean over pieces
+) -> dict[str, float]:       # nll: NLL per step; nll_by_piece: mean over pieces
     "Mean negative log-likelihood over steps and over pieces (Bai et al. 2018)."
     model.eval()
     nats, steps = [], []
@@ -45,8 +45,8 @@ def evaluate_sequences(
     if not steps.any():
         raise ValueError("no piece has a second step, so there is nothing to predict")
     some = steps > 0
-    return {"surprise": float(nats.sum() / steps.sum()),
-            "surprise_by_piece": float((nats[some] / steps[some]).mean())}
+    return {"nll": float(nats.sum() / steps.sum()),
+            "nll_by_piece": float((nats[some] / steps[some]).mean())}
 
 # %% ../../nbs/implementations/sequence.ipynb #d4b45020
 class KeyByKey(nn.Module):
