@@ -9,9 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.core import steps_from_tree
-from rvnnbook.show.plots import COLORS, canvas, figure, own_ids
+from rvnnbook.show.plots import COLORS, bar_chart, block_diagram, canvas, figure, line_chart, own_ids
 from rvnnbook.show.steppers import stepper
-from rvnnbook.show.trees import bracket_string, tree_drawing, tree_layout, tree_spans
+from rvnnbook.show.trees import (
+    bracket_string,
+    genealogy_drawing,
+    genealogy_places,
+    staircase_drawing,
+    tree_drawing,
+    tree_layout,
+    tree_pair_drawing,
+    tree_spans,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_ext"))
 
@@ -188,3 +197,59 @@ def test_docments_reach_the_api_page():
     lines = fields(canvas)
     assert r":param height: \ height of the figure, inches" in lines
     assert lines[-1].startswith(r":returns: \ the figure and its axes")
+
+
+# Charts and searches
+
+def test_a_chart_draws_every_value():
+    fig = line_chart({"a": ([0, 1], [1, 2]), "_b": ([0, 1], [3, 4])}, ylabel="y")
+    assert [line.get_ydata().tolist() for line in fig.axes[0].get_lines()] == [[1, 2], [3, 4]]
+    assert fig.axes[0].get_legend() is None, "a name with an underscore has no legend"
+    fig = bar_chart({"a": [1, 2], "b": [3, 4]}, ["x", "y"], digits=0)
+    assert [text.get_text() for text in fig.axes[0].texts] == ["1", "2", "3", "4"]
+    assert [text.get_text() for text in fig.axes[0].get_legend().get_texts()] == ["x", "y"]
+
+
+def test_boxes_do_not_overlap_their_arrows():
+    fig = block_diagram({"a": (0, 0, "one", 0), "b": (2, 0, "two", 1), "c": (2, 1.5, "three", None)},
+                        [("a", "b", "right"), ("b", "c", "up", "--")], loop=("b", "a", "again"))
+    boxes = {box.get_gid(): box.get_bbox() for box in fig.axes[0].patches if box.get_gid()}
+    assert set(boxes) == {"a", "b", "c"}
+    for arrow in (text for text in fig.axes[0].texts if hasattr(text, "arrow_patch") and text.arrow_patch):
+        for x, y in (arrow.xy, arrow.get_position()):
+            assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for box in boxes.values())
+
+
+@given(trees())
+def test_a_pair_of_trees_marks_common_nodes(tree):
+    tree, n = tree
+    steps = steps_from_tree(tree)
+    found, gold = ET.fromstring(tree_pair_drawing(steps, steps, range(n)))
+    marked = [sum(mark.get("fill") == COLORS[0] for mark in side.iter() if mark.get("class") == "parent") for side in (found, gold)]
+    assert marked == [n - 1, 0]
+
+
+@given(st.integers(2, 9).flatmap(lambda n: st.tuples(*(st.integers(0, k - 1) for k in range(n - 1, 0, -1)))))
+def test_a_staircase_has_a_row_for_every_step(merges):
+    n = len(merges) + 1
+    numbers = [["1"] * (n - 1 - t) for t in range(n - 1)]
+    drawn = staircase_drawing(["x"] * n, merges, numbers)
+    assert len(marks(drawn, "node")) == n * (n + 1) // 2
+    assert len(marks(drawn, "number")) == n * (n - 1) // 2
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 2)] * 4), min_size=1, max_size=5, unique=True))
+def test_a_genealogy_is_a_tree_of_prefixes(final):
+    beams = [sorted({one[:t] for one in final}) for t in range(5)]
+    places = genealogy_places(beams)
+    assert set(places) == {one for beam in beams for one in beam}
+    for one, (x, y) in places.items():
+        children = [height for other, (_, height) in places.items() if other[:-1] == one and other]
+        assert x == len(one) and (not children or min(children) <= y <= max(children))
+    drawn = genealogy_drawing([*beams[:1], [*beams[1], (9,)], *beams[2:]])
+    assert len(marks(drawn, "line")) == len(places) - 1 and len(marks(drawn, "stub")) == 1
+
+
+def test_a_genealogy_refuses_hypotheses_of_the_wrong_length():
+    with pytest.raises(ValueError, match="hypothesis of step t has t choices"):
+        genealogy_places([[()], [(0, 1)]])

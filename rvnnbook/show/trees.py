@@ -2,7 +2,8 @@
 
 # %% auto #0
 __all__ = ['tree_spans', 'bracket_string', 'tree_layout', 'node_mark', 'tree_marks', 'tree_svg', 'tree_drawing', 'rounds_drawing',
-           'level_bars', 'soft_round_drawing', 'inner_spans', 'SpanF1', 'span_f1']
+           'level_bars', 'soft_round_drawing', 'tree_pair_drawing', 'row_marks', 'staircase_drawing',
+           'genealogy_places', 'genealogy_line', 'genealogy_drawing', 'inner_spans', 'SpanF1', 'span_f1']
 
 # %% ../../nbs/workshop/trees.ipynb #047fcb03
 import html
@@ -207,6 +208,125 @@ def soft_round_drawing(
     marks += level_bars("e", exists, centres, height - 8, COLORS[0])
     marks += level_bars("c", composes, centres, height + 46, COLORS[1])
     return tree_svg(marks, (width, height + 98))
+
+# %% ../../nbs/workshop/trees.ipynb #a20c0002
+def tree_pair_drawing(
+    found: Sequence[int],  # composition steps of the tree to judge, (n,) or padded
+    gold: Sequence[int],   # composition steps of the tree to compare with, (n,) or padded
+    tokens: Sequence,      # what stands at the leaves, (n,)
+    titles: tuple = ("found by the model", "gold tree"),   # written above the two trees
+) -> str:                  # HTML that puts the trees side by side, or one below the other
+    "Draw a found tree beside the gold one, common nodes in color."
+    spans = [{(first, last) for first, _, last, _ in tree_spans(list(tree)[:len(tokens)])}
+             for tree in (found, gold)]
+    drawn = (tree_drawing(found, tokens, marked=sorted(spans[0] & spans[1])),
+             tree_drawing(gold, tokens))
+    parts = "".join(f'<div style="text-align:center;margin:auto"><p>{html.escape(title)}</p>{svg}'
+                    "</div>" for title, svg in zip(titles, drawn))
+    return f'<div style="display:flex;flex-wrap:wrap;gap:1rem">{parts}</div>'
+
+# %% ../../nbs/workshop/trees.ipynb #a20c0005
+def row_marks(
+    nodes: Sequence[tuple],  # (first, last) of the nodes of a row
+    tokens: Sequence[str],   # (n,)
+    edges: Sequence[float],  # where each token begins, and where the last one ends, (n + 1,)
+    top: float,              # upper edge of the row, pixels
+    pair: int | None,        # the pair that is composed next
+) -> list[str]:              # SVG marks
+    "The boxes of one row of a staircase."
+    from rvnnbook.show.plots import COLORS
+    marks = []
+    for j, (first, last) in enumerate(nodes):
+        text, x, wide = " ".join(tokens[first:last + 1]), edges[first], edges[last + 1]
+        chosen = pair is not None and j in (pair, pair + 1)
+        ink, fill = (COLORS[1], COLORS[1]) if chosen else ("currentColor", "none")
+        marks.append(f'<g class="node"><rect x="{x + 3:.1f}" y="{top:.1f}" rx="5" height="22" '
+                     f'width="{wide - x - 6:.1f}" stroke="{ink}" fill="{fill}" fill-opacity=".15"/>'
+                     f'<text x="{(x + wide) / 2:.1f}" y="{top + 15:.1f}" font-size="12">'
+                     f"{html.escape(text)}</text></g>")
+    return marks
+
+# %% ../../nbs/workshop/trees.ipynb #a20c000b
+def staircase_drawing(
+    tokens: Sequence,        # what stands at the leaves, (n,)
+    merges: Sequence[int],   # the pair composed in each step, (n - 1,)
+    numbers: Sequence = (),  # a text for every pair of every row, rows of n - 1, n - 2, ...
+) -> str:                    # an `<svg>` element
+    "Draw every row of a search along one merge order."
+    tokens, edges, marks = [str(token) for token in tokens], [34.], []
+    for token in tokens: edges.append(edges[-1] + max(40, 8 * len(token) + 18))
+    nodes = [(i, i) for i in range(len(tokens))]
+    for step in range(len(merges) + 1):
+        top = 8 + step * (44 if numbers else 32)
+        pair = merges[step] if step < len(merges) else None
+        marks.append(f'<text x="14" y="{top + 15}" font-size="12">{step}</text>')
+        marks += row_marks(nodes, tokens, edges, top, pair)
+        for j, text in enumerate(numbers[step] if step < len(numbers) else ()):
+            weight = "bold" if j == pair else "normal"
+            marks.append(f'<text class="number" x="{edges[nodes[j][1] + 1]:.1f}" y="{top + 36}" '
+                         f'font-size="11" font-weight="{weight}">{html.escape(str(text))}</text>')
+        if pair is not None: nodes[pair:pair + 2] = [(nodes[pair][0], nodes[pair + 1][1])]
+    return tree_svg([f'<g fill="currentColor">{"".join(marks)}</g>'], (edges[-1] + 8, top + 30))
+
+# %% ../../nbs/workshop/trees.ipynb #a20c0008
+def genealogy_places(
+    beams: Sequence,  # for each step the hypotheses, each a tuple of choices one longer than before
+) -> dict:            # {prefix: (step, height)} of every ancestor of a final hypothesis
+    "Where the ancestors of the final hypotheses stand: each at the mean of its descendants."
+    final = sorted({tuple(one) for one in beams[-1]})
+    steps = len(beams) - 1
+    if any(len(one) != t for t, beam in enumerate(beams) for one in beam):
+        raise ValueError("a hypothesis of step t has t choices, got lengths "
+                         f"{[sorted({len(one) for one in beam}) for beam in beams]}")
+    places = {one: (steps, float(i)) for i, one in enumerate(final)}
+    for t in range(steps - 1, -1, -1):
+        for prefix in sorted({one[:t] for one in final}):
+            heights = [y for one, (x, y) in places.items() if x == t + 1 and one[:t] == prefix]
+            places[prefix] = t, sum(heights) / len(heights)
+    return places
+
+# %% ../../nbs/workshop/trees.ipynb #a20c000c
+def genealogy_line(
+    start: tuple,  # (x, y), pixels
+    end: tuple,    # (x, y), pixels
+    text: str,     # written above the line
+    common: bool,  # whether all final hypotheses have this step in common
+) -> str:          # SVG
+    "One step of a hypothesis: a bend, then a level line."
+    from rvnnbook.show.plots import COLORS
+    (x1, y1), (x2, y2) = start, end
+    ink, wide, bend = *((COLORS[1], 4) if common else (COLORS[0], 2)), x1 + 14
+    return (f'<path class="line" d="M{x1:.1f} {y1:.1f}L{bend:.1f} {y2:.1f}L{x2:.1f} {y2:.1f}" '
+            f'stroke="{ink}" stroke-width="{wide}" fill="none"/>'
+            f'<text x="{(bend + x2) / 2:.1f}" y="{y2 - 6:.1f}" font-size="10">'
+            f"{html.escape(text)}</text>")
+
+def genealogy_drawing(
+    beams: Sequence,  # for each step the hypotheses, each a tuple of choices one longer than before
+    labels: dict | None = None,     # {prefix: text} written above the edge that leads to it
+    step_width: int = 70,           # pixels
+) -> str:             # an `<svg>` element
+    "Draw which hypotheses of a beam descend from which; common steps in color."
+    from rvnnbook.show.plots import COLORS
+    beams, labels = [[tuple(one) for one in beam] for beam in beams], labels or {}
+    places, steps = genealogy_places(beams), len(beams) - 1
+    height = 40 * (len(beams[-1]) - 1)
+    at = {one: (20 + step_width * x, 34 + 40 * y) for one, (x, y) in places.items()}
+    marks, alone = [], [sum(len(one) == t for one in places) == 1 for t in range(steps + 1)]
+    for one in (one for one in places if one):
+        marks.append(genealogy_line(at[one[:-1]], at[one], labels.get(one, ""), alone[len(one)]))
+    lost = [one for t in range(1, steps + 1) for one in beams[t]
+            if one not in places and one[:-1] in places]
+    for k, one in enumerate(lost):
+        (x, y), side = at[one[:-1]], 9 + 4 * sum(other[:-1] == one[:-1] for other in lost[:k])
+        marks.append(f'<path class="stub" d="M{x:.1f} {y:.1f}L{x + 15:.1f} {y + side:.1f}" '
+                     'stroke="currentColor" stroke-opacity="0.5" fill="none"/>')
+    marks += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLORS[0]}"/>'
+              for x, y in at.values()]
+    marks += [f'<text x="{20 + step_width * t}" y="{height + 78}" font-size="11">{t}</text>'
+              for t in range(steps + 1)]
+    return tree_svg([f'<g fill="currentColor">{"".join(marks)}</g>'],
+                    (40 + step_width * steps, height + 88))
 
 # %% ../../nbs/workshop/trees.ipynb #a2a520c7
 def inner_spans(
