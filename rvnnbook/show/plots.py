@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['COLORS', 'canvas', 'svg_from_matplotlib', 'own_ids', 'inline', 'Figure', 'check_words', 'figure', 'line_chart',
-           'bar_chart', 'box_size', 'arrow_ends', 'block_diagram', 'draw_arrow']
+           'bar_chart', 'box_size', 'arrow_ends', 'block_diagram', 'draw_arrow', 'soft_trees_chart']
 
 # %% ../../nbs/workshop/plots.ipynb #3646747f
 import html
@@ -235,3 +235,28 @@ def draw_arrow(
         ax.annotate(text, ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2),
                     (0, 4) if flat else (4, 0), textcoords="offset points", fontsize=8,
                     ha="center" if flat else "left", va="bottom" if flat else "center")
+
+# %% ../../nbs/workshop/plots.ipynb #a10c000e
+def soft_trees_chart(
+    panels: dict,     # {title: (existence before each round, weights of each round)}
+    tokens: list,     # below the columns, (N,)
+    rows: int,        # rounds to leave room for
+):                    # a matplotlib figure
+    "Existence (T + 1, N) and merge weights (T, N receivers, N senders) as lines of that width."
+    fig, axes = canvas(width=2.55 * len(panels), height=3.8, ncols=len(panels), sharey=True,
+                       squeeze=False)
+    for ax, (title, (existence, weights)) in zip(axes[0], panels.items()):
+        for t, (here, sent) in enumerate(zip(existence[1:], weights)):
+            for j, row in enumerate(sent):
+                for i, weight in enumerate(row):
+                    if weight > .02:
+                        ax.plot([i, j], [t, t + 1], color=COLORS[1], lw=4 * weight, alpha=.8)
+            for i, exists in enumerate(here):
+                ax.plot([i, i], [t, t + 1], color=COLORS[0], lw=max(4 * exists, .01))
+        ax.set(xticks=range(len(tokens)), ylim=(-.2, rows + .4), yticks=range(rows + 1))
+        ax.set_xticklabels(tokens, rotation=90, fontsize=9)
+        ax.set_title(title, fontsize=10)
+        ax.spines[["left", "bottom"]].set_visible(False)
+        ax.tick_params(length=0)
+    axes[0][0].set(ylabel="round")
+    return fig
