@@ -27,6 +27,7 @@ class GRC(nn.Module):
         return self.norm(keep_left.sigmoid() * left + keep_right.sigmoid() * right
                          + write.sigmoid() * content)
 
+# %% ../../nbs/beam_tree.ipynb #3dcd125e
 class Hypothesis(NamedTuple):
     "A row of nodes, its score, and how it was built."
     nodes: Tensor              # h, (P + 1, D)
@@ -40,6 +41,7 @@ class Proposal(NamedTuple):
     pair: int                  # j, which of them would be composed
     score: Tensor              # s + log q_j, ()
 
+# %% ../../nbs/beam_tree.ipynb #3dcd125f
 def merge(
     proposal: Proposal,        # a pair of a hypothesis
 ) -> Hypothesis:               # with one node less
