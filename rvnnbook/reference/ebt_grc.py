@@ -25,6 +25,7 @@ class ChildScorer(nn.ModuleList):
         hidden = F.gelu(self[0](torch.cat([seen[:-1], seen[1:]], -1)))
         return self[1](hidden).squeeze(-1).log_softmax(-1)
 
+# %% ../../nbs/efficient_beam_tree.ipynb #8d7a96d3
 def best_of(
     scores: Tensor,            # (S,)
     count: int,                # K, most that are chosen
