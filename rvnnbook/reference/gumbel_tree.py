@@ -25,6 +25,7 @@ class GRC(nn.Module):
         return self.norm(keep_left.sigmoid() * left + keep_right.sigmoid() * right
                          + write.sigmoid() * content)
 
+# %% ../../nbs/easy_first.ipynb #ae358c2a
 def replace_pair(
     nodes: Tensor,             # h, (P + 1, D)
     parents: Tensor,           # p, of all pairs, (P, D)
@@ -34,6 +35,7 @@ def replace_pair(
     here, passed = choice[:, None], choice.cumsum(0)[:, None]
     return here * parents + (1 - passed) * nodes[:-1] + (passed - here) * nodes[1:]
 
+# %% ../../nbs/easy_first.ipynb #ae358c2b
 def straight_through(
     scores: Tensor,            # u + G, (P,)
     temperature: float,        # tau, > 0
