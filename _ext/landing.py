@@ -14,7 +14,7 @@ SHOWN = ("EBT-GRC", "RIR-EBT-GRC")
 COLUMNS = [("official, listops_o_test", "official test"), ("generated, length_900_1000", "900 to 1000 tokens")]
 DOORS = [("nbs/why_trees.html", "Read", "Start with the first chapter: why trees."),
          ("nbs/play.html", "Play", "Type an expression; a trained model computes it in the page."),
-         ("nbs/claims.html", "Results", "The papers' claims and what the runs of this book say.")]
+         ("nbs/findings.html", "Results", "What the runs of this book show, and how far they agree with the papers.")]
 
 
 def settings(start: Path) -> dict:

@@ -44,7 +44,7 @@ def test_soft_tree_has_both_trees_and_every_token():
 
 
 def test_doors_lead_only_to_pages_that_exist():
-    assert "play.html" not in landing.doors({"nbs/claims"}) and "claims.html" in landing.doors({"nbs/claims"})
+    assert "play.html" not in landing.doors({"nbs/findings"}) and "findings.html" in landing.doors({"nbs/findings"})
 
 
 def test_addresses_follow_from_the_settings():
