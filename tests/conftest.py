@@ -2,9 +2,14 @@
 import os
 import shutil
 
+import hypothesis
 import pytest
 
 from tests.browsing import ARGS, missing
+
+# No test measures time; on a busy machine an example of a drawing may take longer than the default deadline.
+hypothesis.settings.register_profile("book", deadline=None)
+hypothesis.settings.load_profile("book")
 
 
 @pytest.fixture(scope="session")
