@@ -1,8 +1,8 @@
-/* Players that run a trained model on an expression that the reader gives. Needs models.js; works from the disk. */
+/* Players that run a trained model on an expression that the reader gives. Needs models.js and player.js; works from the disk. */
 (() => {
   "use strict";
   const MOST = 300, folder = document.currentScript.src.replace(/play\.js.*$/, ""), local = rvnnModels();
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const element = rvnnElement;
 
   // Weights come as scripts, because a page opened from the disk may not fetch files.
   const waiting = {}, loaded = {};
@@ -157,13 +157,6 @@
   }
 
   // The player
-  const element = (name, attributes = {}, ...children) => {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) if (value !== null) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  };
-
   function sentences(player, {value, spans, words}, result) {
     const right = value === result.value, chance = result.probabilities[result.value].toFixed(3), found = new Set(local.treeSpans(result.steps).map(([first, , last]) => `${first},${last}`));
     const grouped = spans.filter(([first, last]) => found.has(`${first},${last}`)).length, unit = player.beam ? "steps" : "rounds";
@@ -185,42 +178,21 @@
       element("div", {class: "player-buttons"}, compute, random, ...(hard.length ? [pick] : [])));
     const width = element("input", {type: "range", id: `${id}-k`, min: "1", max: "8", value: "5"}), shown = element("output", {for: `${id}-k`}, "5");
     if (beam) form.append(element("div", {class: "player-width"}, element("label", {for: `${id}-k`}, "Beam width k"), width, shown));
-    const slider = element("input", {type: "range", min: "0", max: "0", value: "0", "aria-label": beam ? "step" : "round"}), label = element("output", {"aria-live": "polite"});
-    const [back, play, on] = [["◀", "Back"], ["Play", "Play"], ["▶", "Forward"]].map(([text, name]) => element("button", {type: "button", "aria-label": name}, text));
-    const steps = element("div", {class: "player-steps", role: "group", "aria-label": beam ? "Steps" : "Rounds", hidden: ""}, back, ...(still ? [] : [play]), on, slider, label);
+    const unit = beam ? "step" : "round";
+    const steps = rvnnSteps({
+      group: beam ? "Steps" : "Rounds", slider: unit,
+      say: (at, last) => at ? `after ${unit} ${at} of ${last}` : `before the first ${unit}`,
+      show: at => { drawing.innerHTML = beam ? drawBeam(given, result, at) : drawRounds(given, result, at); },
+    });
+    steps.box.hidden = true;
     form.noValidate = true;
-    box.prepend(form, error, status, bars, table, steps);
-    let given = null, result = null, latest = 0, timer = null;
-
-    function show(step) {
-      const last = result.rounds, unit = beam ? "step" : "round";
-      step = Math.max(0, Math.min(last, step));
-      slider.value = step;
-      const text = step ? `after ${unit} ${step} of ${last}` : `before the first ${unit}`;
-      label.textContent = text;
-      slider.setAttribute("aria-valuetext", text);
-      back.disabled = step === 0;
-      on.disabled = step === last;
-      drawing.innerHTML = beam ? drawBeam(given, result, step) : drawRounds(given, result, step);
-    }
-
-    function stop() { clearInterval(timer); timer = null; play.textContent = "Play"; play.setAttribute("aria-label", "Play"); }
-
-    play.onclick = () => {
-      if (timer) return stop();
-      if (Number(slider.value) >= result.rounds) show(0);
-      play.textContent = "Pause";
-      play.setAttribute("aria-label", "Pause");
-      timer = setInterval(() => { show(Number(slider.value) + 1); if (Number(slider.value) >= result.rounds) stop(); }, 900);
-    };
-    back.onclick = () => { stop(); show(Number(slider.value) - 1); };
-    on.onclick = () => { stop(); show(Number(slider.value) + 1); };
-    slider.oninput = () => { stop(); show(Number(slider.value)); };
+    box.prepend(form, error, status, bars, table, steps.box);
+    let given = null, result = null, latest = 0;
 
     function showAnswer() {
       status.textContent = sentences(player, given, result);
       status.dataset.right = String(result.value === given.value);
-      bars.hidden = steps.hidden = false;
+      bars.hidden = steps.box.hidden = false;
       bars.setAttribute("aria-label", "Probability of each digit: " + result.probabilities.map((p, digit) => `${digit}: ${p.toFixed(3)}`).join(", "));
       bars.innerHTML = result.probabilities.map((p, digit) => `<span class="bar${digit === given.value ? " true" : ""}"><i style="height:${(100 * p).toFixed(1)}%"></i><b>${digit}</b></span>`).join("");
       if (beam) {
@@ -228,8 +200,7 @@
         table.innerHTML = `<table><caption>Final hypotheses</caption><thead><tr><th scope="col">rank</th><th scope="col">weight</th><th scope="col">value</th><th scope="col">probability</th></tr></thead><tbody>` +
           result.hypotheses.map((one, rank) => `<tr><th scope="row">${rank + 1}</th><td>${one.weight.toFixed(3)}</td><td>${one.value}</td><td>${one.probability.toFixed(3)}</td></tr>`).join("") + "</tbody></table>";
       }
-      slider.max = result.rounds;
-      show(result.rounds);
+      steps.reset(result.rounds + 1, result.rounds);
     }
 
     function refuse(problem) {
@@ -241,7 +212,7 @@
 
     async function answer() {
       const turn = ++latest;
-      stop();
+      steps.stop();
       error.textContent = "";
       input.removeAttribute("aria-invalid");
       try {

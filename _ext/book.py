@@ -3,18 +3,6 @@ import dataclasses
 import inspect
 import re
 
-# Before the theme's scripts: where require.js finds modules; a FontAwesome that leaves the widgets' icons alone;
-# once MathJax 3 is there, the entrance that widgets look for to have their texts set (MathJax 2 had it);
-# and a name for the slider's handle, which a screen reader speaks when the handle is reached.
-BOOT = """(function(){var root=document.documentElement.dataset.content_root||"./";
-window.FontAwesomeConfig={observeMutations:false};
-window.require={baseUrl:root+"_static/vendor/"};
-addEventListener("load",function(){var mj=window.MathJax;
-if(mj&&mj.startup&&!mj.Hub)mj.Hub={Queue:function(job){mj.startup.promise.then(function(){return mj.typesetPromise([job[2]]);});}};});
-document.addEventListener("focusin",function(event){
-if(event.target.matches(".jupyter-widgets .noUi-handle"))event.target.setAttribute("aria-label","frame");});
-})();"""
-
 
 def drop_thebe(app, pagename, templatename, context, doctree):
     "The theme's live-code scripts load from elsewhere; the book has no use for them."
@@ -73,7 +61,6 @@ def choose_members(app, what, name, obj, skip, options):
 
 def setup(app):
     app.setup_extension("glossary_table")
-    app.add_js_file(None, body=BOOT, priority=0)
     app.connect("html-page-context", drop_thebe, priority=999)
     app.connect("autodoc-process-docstring", render_docments, priority=100)
     app.connect("autodoc-skip-member", choose_members)

@@ -1,4 +1,4 @@
-"""Trained models in the page: committed weights as scripts, and the player's files on the pages that have one.
+"""Players in the page: their scripts and styles on the pages that have one, and committed weights as scripts.
 
 A page opened from the disk may not fetch files, but it may load scripts: each file of weights becomes
 `_static/weights/NAME.js`, which hands its bytes over in base64. It is loaded when a model is first used."""
@@ -31,10 +31,20 @@ def wanted_weights(body: str) -> set[str]:
     return set(re.findall(r'<div class="model-player"[^>]* data-weights="([\w-]+)"', body))
 
 
+def has_stepper(body: str) -> bool:
+    "Whether a page holds a figure with frames."
+    return 'class="drawn stepper"' in body
+
+
 def add_player_files(app, pagename, templatename, context, doctree):
-    "html-page-context: scripts and styles for a page with a player."
-    names = wanted_weights(context.get("body") or "")
-    if names and app.builder.format == "html":
+    "html-page-context: scripts and styles for a page with a stepper or a model."
+    body = context.get("body") or ""
+    names = wanted_weights(body)
+    if app.builder.format != "html" or not (names or has_stepper(body)):
+        return
+    app.add_css_file("player.css")
+    app.add_js_file("player.js", loading_method="defer")
+    if names:
         write_weights(Path(app.outdir) / "_static" / "weights", names)
         app.add_css_file("models.css")
         app.add_js_file("models.js", loading_method="defer")

@@ -1,18 +1,14 @@
 """Copy the few files that the book's pages load in the browser: `python _ext/vendor.py DEST` fills DEST/vendor.
 
-They come from three npm packages, pinned by package-lock.json; the built site then needs no network."""
+They come from npm packages, pinned by package-lock.json; the built site then needs no network."""
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDGETS = "@jupyter-widgets/html-manager"
 FILES = [  # pattern below node_modules, folder below vendor
-    ("requirejs/require.js", ""),
-    (f"{WIDGETS}/dist/embed-amd.js", f"{WIDGETS}/dist"),
-    (f"{WIDGETS}/dist/*.woff2", f"{WIDGETS}/dist"),      # icons of the play button, looked for in two places
-    (f"{WIDGETS}/dist/*.woff2", "@jupyter-widgets"),
     ("mathjax/LICENSE", "mathjax"),
     ("mathjax/es5/tex-mml-chtml.js", "mathjax"),
     ("mathjax/es5/input/tex/extensions/*.js", "mathjax/input/tex/extensions"),
@@ -32,16 +28,24 @@ def npm_command() -> list[str]:
     return [found]
 
 
+def pinned(lock: Path) -> dict[str, str]:
+    "Folder -> version of every package that a lock file names; empty without the file."
+    if not lock.exists():
+        return {}
+    return {path: about["version"] for path, about in json.loads(lock.read_text())["packages"].items() if path}
+
+
 def fetch(root: Path) -> Path:
-    "Install what package-lock.json pins, unless it is there already."
-    modules, lock = root / "node_modules", root / "package-lock.json"
-    installed = modules / ".package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        command = [*npm_command(), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit("npm ci failed; it needs a package registry.\n" + done.stderr[-2000:])
-        installed.touch()
+    "Install what package-lock.json pins, unless it is there already. A linked folder is never written to: the link goes."
+    modules = root / "node_modules"
+    if pinned(modules / ".package-lock.json") == pinned(root / "package-lock.json"):
+        return modules
+    if modules.is_symlink():
+        modules.unlink()
+    command = [*npm_command(), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit("npm ci failed; it needs a package registry.\n" + done.stderr[-2000:])
     return modules
 
 

@@ -1,4 +1,4 @@
-"""What the tests that need a browser share: a page server, and what to do where there is no browser."""
+"""What the tests that need a browser share: a page server, what to do where there is no browser, going through a stepper."""
 import contextlib
 import functools
 import http.server
@@ -31,3 +31,47 @@ def serving(folder):
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
+
+
+def seen(page, name):
+    "The label of the frame of a stepper that is visible now; the spoken labels have to agree."
+    shown, *spoken = page.evaluate("""name => {
+        const figure = document.getElementById(name), visible = f => f.checkVisibility({visibilityProperty: true}) && f.getBoundingClientRect().height > 0;
+        return [[...figure.querySelectorAll(".frame")].filter(visible).map(f => f.querySelector(".frame-label").textContent),
+                figure.querySelector("output[aria-live=polite]").textContent, figure.querySelector("input[type=range]").getAttribute("aria-valuetext")]; }""", name)
+    assert [*shown, *shown] == spoken
+    return shown[0]
+
+
+def turn_through(page, name):
+    "Go through a stepper by keys, by dragging, by its buttons and by Play."
+    figure = page.locator(f"#{name}")
+    labels = page.eval_on_selector_all(f"#{name} .frame-label", "labels => labels.map(e => e.textContent)")
+    slider = figure.get_by_role("slider", name="frame")
+    back, play, on = (figure.get_by_role("button", name=said, exact=True) for said in ("Back", "Play", "Forward"))
+    assert len(labels) >= 2 and seen(page, name) == labels[0] and back.is_disabled()
+    slider.scroll_into_view_if_needed()
+    slider.focus()
+    for key, at in (("ArrowRight", 1), ("Home", 0), ("End", -1), ("ArrowLeft", -2)):
+        page.keyboard.press(key)
+        assert seen(page, name) == labels[at], key
+    page.keyboard.press("Home")
+    place = slider.bounding_box()
+    page.mouse.move(place["x"] + 4, place["y"] + place["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(place["x"] + place["width"] + 5, place["y"] + place["height"] / 2, steps=10)
+    page.mouse.up()
+    assert seen(page, name) == labels[-1] and on.is_disabled(), "dragged to the end"
+    back.click()
+    assert seen(page, name) == labels[-2]
+    on.click()
+    assert seen(page, name) == labels[-1]
+    page.evaluate("""name => {
+        const output = document.querySelector(`#${name} output`);
+        window.heard = [];
+        new MutationObserver(() => heard.push(output.textContent)).observe(output, {childList: true}); }""", name)
+    play.click()
+    page.wait_for_function("window.heard.length > 1")
+    assert page.evaluate("window.heard.slice(0, 2)") == labels[:2], "Play goes on by one, from the first frame"
+    page.evaluate("name => document.querySelector(`#${name} button[aria-label=Pause]`)?.click()", name)    # two frames end by themselves
+    assert play.count() == 1

@@ -25,8 +25,8 @@ BOX = """<div class="model-player" data-weights="{weights}" data-title="{title}"
 <figure class="drawn" id="fig-{weights}"><div class="drawing" tabindex="0"><svg id="still-{weights}" viewBox="0 0 9 9" width="9" role="img" aria-label="a still"></svg></div>
 <figcaption>A tree.</figcaption></figure><script type="application/json">{hard}</script></div>"""
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>t</title><link rel="icon" href="data:,"><link rel="stylesheet" href="_static/book.css"><link rel="stylesheet" href="_static/models.css">
-<script defer src="_static/models.js"></script><script defer src="_static/play.js"></script></head>
+<title>t</title><link rel="icon" href="data:,"><link rel="stylesheet" href="_static/book.css"><link rel="stylesheet" href="_static/player.css"><link rel="stylesheet" href="_static/models.css">
+<script defer src="_static/player.js"></script><script defer src="_static/models.js"></script><script defer src="_static/play.js"></script></head>
 <body><article class="bd-article"><h1>h</h1>{boxes}</article></body></html>"""
 NAMES = {"crvnn-listops": "CRvNN", "ebt_grc-listops": "EBT-GRC"}
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     "A page with both players, as the site has them."
     made = tmp_path_factory.mktemp("site")
     (made / "_static").mkdir()
-    for name in ("models.js", "play.js", "models.css", "book.css"):
+    for name in ("player.js", "models.js", "play.js", "player.css", "models.css", "book.css"):
         shutil.copy(ROOT / "_assets" / name, made / "_static")
     write_weights(made / "_static" / "weights", NAMES)
     boxes = "".join(BOX.format(weights=weights, title=title, start=START, hard=json.dumps(HARD)) for weights, title in NAMES.items())

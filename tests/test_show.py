@@ -163,17 +163,25 @@ def test_svg_without_viewbox_is_refused():
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(said, min_size=2, max_size=5))
-def test_a_stepper_holds_each_frame_twice(labels):
+def test_a_stepper_holds_each_frame_for_the_page_and_for_notebooks(labels):
     frames = [tree_drawing([1, 0], ["a", str(i)]) for i in range(len(labels))]
     shown = stepper(frames, name="fig-a", alt="alt", caption="caption", labels=labels)
-    controls, stack = shown.widget.children
-    assert len(stack.children) == len(labels) and stack.selected_index == 0
+    controls, stack, caption = shown.widget.children
+    assert len(stack.children) == len(labels) and stack.selected_index == 0 and caption.value == "caption"
     assert all(child.max == len(labels) - 1 for child in controls.children)
-    for i, (page, still) in enumerate(zip(stack.children, ET.fromstring(shown.still).findall("./div/div"))):
-        page = ET.fromstring(page.value)
-        for copy in (page, still):
+    on_page = ET.fromstring(shown.html).findall("./div/div")
+    assert [frame.get("hidden") for frame in on_page] == ["hidden"] * (len(labels) - 1) + [None]
+    for i, (live, frame) in enumerate(zip(stack.children, on_page, strict=True)):
+        for copy in (ET.fromstring(live.value), frame):
             assert copy.find("p").text == labels[i]
             assert [mark.text for mark in copy.iter() if mark.get("class") == "leaf"] == ["a", str(i)]
+
+
+def test_a_front_end_without_widgets_gets_the_figure_of_a_stepper():
+    shown = stepper([tree_drawing([1, 0], "ab")] * 2, name="fig-a", alt="a", caption="c")
+    offered = shown._repr_mimebundle_()
+    assert offered["text/html"] == shown.html and offered["text/plain"] == "c"
+    assert offered["application/vnd.jupyter.widget-view+json"]["model_id"] == shown.widget.model_id
 
 
 def test_a_stepper_counts_its_frames():

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.browsing import ROOT, missing, serving
+from tests.browsing import ROOT, missing, serving, turn_through
 
 BOOK = Path(os.environ.get("RVNNBOOK_SITE", ROOT / "build" / "book"))
 SITE = BOOK / "_build" / "html"
 PHONE = {"width": 390, "height": 844}
-WIDGET = 'script[type="application/vnd.jupyter.widget-view+json"]'
 
 
 def toc_files(entry, book):
@@ -63,13 +62,6 @@ def opened(browser, base, path, size=PHONE):
     page.on("requestfailed", lambda request: wrong.append(f"failed request: {request.url}") if request.url.startswith(local) else None)
     page.goto(f"{base}/{path}.html", wait_until="load")
     page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => null)")
-    widgets = page.locator(WIDGET).count()
-    if widgets:
-        with contextlib.suppress(Exception):
-            page.wait_for_function("n => document.querySelectorAll('.widget-subarea > .jupyter-widgets').length >= n",
-                                   arg=widgets, timeout=8000)
-        if page.locator(".widget-subarea > .jupyter-widgets").count() < widgets:
-            wrong.append("widgets did not appear")
     page.wait_for_timeout(150)
     yield page, wrong
     page.close()
@@ -106,7 +98,7 @@ FIT = r"""theme => {
   const light = c => { const [r, g, b] = c.slice(0, 3).map(v => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * r + .7152 * g + .0722 * b; };
   const behind = e => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c && c[3] > .9) return c; } return [255, 255, 255, 1]; };
   const code = new Map([...document.querySelectorAll(".highlight pre, .highlight pre span[class]")].map(e => [e.className, e]));
-  for (const e of [...document.querySelectorAll("figcaption, .drawing, .frame-label, .widget-label, .widget-html-content, article p, article h1"), ...code.values()]) {
+  for (const e of [...document.querySelectorAll("figcaption, .drawing, .frame-label, .player-steps output, article p, article h1"), ...code.values()]) {
     if (!e.getBoundingClientRect().height) continue;
     const ink = rgba(getComputedStyle(e).color); if (!ink) continue;
     const [a, b] = [light(ink), light(behind(e))].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
@@ -144,20 +136,9 @@ def test_page(browser, site, path):
     assert problems(browser, site, path) == []
 
 
-def seen(page, name):
-    "The labels of the frames of a stepper that are visible now."
-    return page.eval_on_selector_all(f".stepper-box.{name} .frame-label", """labels => labels.filter(
-        e => e.offsetParent && e.getBoundingClientRect().height > 0).map(e => e.textContent)""")
-
-
-def changes(page, name, before):
-    "Wait until another frame is visible; return its label."
-    for _ in range(60):
-        now = seen(page, name)
-        if now != before and len(now) == 1:
-            return now
-        page.wait_for_timeout(50)
-    raise AssertionError(f"{name} still shows {before}")
+def test_no_page_loads_the_widget_library(built):
+    found = [str(file.relative_to(SITE)) for file in SITE.rglob("*.html") if re.search(r"jupyter-widgets|vnd\.jupyter\.widget|require\.js", file.read_text())]
+    assert not found and not list(SITE.rglob("embed-amd.js"))
 
 
 @pytest.mark.parametrize("size", [PHONE, {"width": 1300, "height": 900}], ids=["phone", "desk"])
@@ -167,35 +148,8 @@ def test_steppers_move(browser, site, path, size):
     with opened(browser, site, path, size) as (page, wrong):
         page.evaluate("() => document.querySelectorAll('details').forEach(d => d.open = true)")
         page.evaluate("() => document.querySelectorAll('.toggle-hidden').forEach(d => d.classList.remove('toggle-hidden'))")
-        names = page.eval_on_selector_all("figure.stepper", "figures => figures.map(f => f.id)")
-        for name in names:
-            box = page.locator(f".stepper-box.{name}")
-            labels = page.eval_on_selector_all(f"#{name} .frame-label", "labels => labels.map(e => e.textContent)")
-            assert box.count() == 1 and len(labels) >= 2
-            assert seen(page, name) == labels[:1], "one frame at a time, the first at first"
-            handle = box.locator(".noUi-handle").first
-            handle.scroll_into_view_if_needed()
-            handle.focus()
-            assert handle.get_attribute("aria-label") == "frame" and handle.get_attribute("role") == "slider"
-            page.keyboard.press("ArrowRight")
-            assert changes(page, name, labels[:1]) == labels[1:2]
-            page.keyboard.press("Home")
-            assert changes(page, name, labels[1:2]) == labels[:1]
-            place, bar = handle.bounding_box(), box.locator(".noUi-base").first.bounding_box()
-            page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
-            page.mouse.down()
-            page.mouse.move(bar["x"] + bar["width"] + 5, place["y"] + place["height"] / 2, steps=10)
-            page.mouse.up()
-            page.wait_for_timeout(100)
-            assert seen(page, name) == labels[-1:], "dragged to the end"
-            handle.focus()
-            page.keyboard.press("Home")
-            page.wait_for_timeout(100)
-            assert seen(page, name) == labels[:1]
-            play = box.locator(f".{name}-play button").first
-            play.click()
-            assert changes(page, name, labels[:1]) == labels[1:2], "play goes on by one"
-            play.click()
+        for name in page.eval_on_selector_all("figure.stepper", "figures => figures.map(f => f.id)"):
+            turn_through(page, name)
         assert wrong == []
 
 
@@ -206,9 +160,9 @@ def test_table_one_can_be_stepped_through(built):
 def test_steppers_in_print(browser, site):
     with opened(browser, site, WITH_STEPPERS[0]) as (page, _):
         page.emulate_media(media="print")
-        shown = page.eval_on_selector_all(".stills .frame", "frames => frames.filter(f => f.offsetHeight > 0).length")
-        assert shown == page.locator(".stills .frame").count() > 1
-        assert page.eval_on_selector_all(".stepper-box", "boxes => boxes.every(b => b.offsetHeight === 0)")
+        shown = page.eval_on_selector_all(".stepper .frame", "frames => frames.filter(f => f.checkVisibility({visibilityProperty: true})).length")
+        assert shown == page.locator(".stepper .frame").count() > 1
+        assert page.eval_on_selector_all(".player-steps", "boxes => boxes.length > 0 && boxes.every(b => b.offsetHeight === 0)")
 
 
 def test_search_finds_a_word(browser, site):
@@ -282,9 +236,31 @@ def test_missing_npm_is_one_line_with_the_remedy(monkeypatch, tmp_path):
         vendor.npm_command()
 
 
+def test_packages_are_never_installed_through_a_link(monkeypatch, tmp_path):
+    "A clone whose node_modules is a link to another clone's: used while the versions agree, else the link goes, not what it leads to."
+    sys.path.insert(0, str(ROOT / "_ext"))
+    import vendor
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    mine.mkdir()
+    (theirs / "mathjax").mkdir(parents=True)
+    lock = {"packages": {"": {}, "node_modules/mathjax": {"version": "3.2.2"}}}
+    (theirs / ".package-lock.json").write_text(json.dumps(lock))
+    (mine / "package-lock.json").write_text(json.dumps(lock))
+    (mine / "node_modules").symlink_to(theirs)
+    ran = []
+    monkeypatch.setattr(vendor, "npm_command", lambda: [sys.executable, "-c", "import pathlib; pathlib.Path('node_modules').mkdir()"])
+    monkeypatch.setattr(vendor.subprocess, "run", lambda *words, real=vendor.subprocess.run, **named: ran.append(words) or real(*words, **named))
+    assert vendor.fetch(mine).is_symlink() and not ran
+    lock["packages"]["node_modules/mathjax"]["version"] = "3.2.3"
+    (mine / "package-lock.json").write_text(json.dumps(lock))
+    assert not vendor.fetch(mine).is_symlink() and len(ran) == 1
+    assert (theirs / "mathjax").is_dir()
+
+
 def test_lock_file_names_no_host():
     lock = json.loads((ROOT / "package-lock.json").read_text())
     assert "://" not in json.dumps(lock)
-    wanted = json.loads((ROOT / "package.json").read_text())["dependencies"]
+    package = json.loads((ROOT / "package.json").read_text())
+    wanted = package["dependencies"] | package["devDependencies"]
     assert {name: lock["packages"][f"node_modules/{name}"]["version"] for name in wanted} == wanted
     assert all("integrity" in about for path, about in lock["packages"].items() if path)

@@ -200,11 +200,14 @@ def run_time(
 def published_page(
     executed: Path,        # executed chapter, its record beside it
 ) -> bytes:                # the notebook that readers see and download
-    "An executed chapter with its run time written in and the executor's notes taken out."
+    "An executed chapter with its run time written in, without widgets and the executor's notes."
     notebook = json.loads(executed.read_text())
     sentence = run_time(json.loads(executed.with_suffix(".json").read_text()))
-    notebook["metadata"].pop("papermill", None)
+    for key in ("papermill", "widgets"):
+        notebook["metadata"].pop(key, None)
     for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
         for key in ("papermill", "execution"):
             cell["metadata"].pop(key, None)
         if cell["cell_type"] == "markdown":
