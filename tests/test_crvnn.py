@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.crvnn import (
+    COMPETITIONS,
     DECISIONS,
     CRvNN,
     DecisionFunction,
@@ -20,7 +21,6 @@ from rvnnbook.encoders.crvnn import (
     extract_trees,
     halt_penalty,
     modulated_sigmoid,
-    gather_rows,
     plain_sigmoid,
     modulated_sigmoid_exp,
 )
@@ -39,6 +39,7 @@ DIM = 3
 lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)
 COMPETING = [modulated_sigmoid, modulated_sigmoid_exp]
+DENSE = [DECISIONS[name, "dense"] for name in COMPETITIONS]
 
 
 def make(seed=0, factor=1.0, **options):
@@ -129,7 +130,7 @@ def slowly(encoder, x, rounds=None):
 
 
 @pytest.mark.parametrize("modulation, retriever, options", [
-    *product(DECISIONS, RETRIEVERS, [{}]), ("scores", "eq5", {"transition_dim": 0, "window": 1, "scorer_activation": "relu"}),
+    *product(COMPETITIONS, RETRIEVERS, [{}]), ("scores", "eq5", {"transition_dim": 0, "window": 1, "scorer_activation": "relu"}),
     ("exponentials", "eq5", {"shared_norm": True, "window": 3, "activation": "gelu_tanh"}), ("none", "eq6", {"threshold": 0.3}),
     ("exponentials", "eq5", {"cell": "lstm"}), ("scores", "eq5", {"checkpoint": True})])
 @few
@@ -195,7 +196,7 @@ def some_weights(rows, n, seed, kind="eq5"):
     return [neighbor_weights(exists, side, kind) for side in ("left", "right")]
 
 
-@pytest.mark.parametrize("rule", DECISIONS.values())
+@pytest.mark.parametrize("rule", DENSE)
 def test_slopes_of_decisions(rule):
     scores = 2 * torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     allowed = torch.tensor([[False, True, True, True, False], [False, True, False, False, False]])
@@ -225,7 +226,7 @@ def test_decisions_at_any_height(n, seed, height, kind):
     scores = (height * (2 * torch.rand(3, n, generator=draw) - 1)).requires_grad_()
     allowed = torch.rand(3, n, generator=draw) < 0.8
     weights = [side.float() for side in some_weights(3, n, seed, kind)]
-    for rule in DECISIONS.values():
+    for rule in DENSE:
         composes = rule(scores, allowed, *weights)
         exact = rule(scores.double(), allowed, *(side.double() for side in weights))
         assert (composes >= 0).all() and (composes <= 1).all() and (composes[~allowed] == 0).all()
@@ -275,7 +276,7 @@ def test_plain_scores_share_nothing():
     assert (plain_sigmoid(torch.full((1, 2), 4.), torch.tensor(True), None, None) > 0.9).all()
 
 
-@pytest.mark.parametrize("rule", DECISIONS.values())
+@pytest.mark.parametrize("rule", DENSE)
 def test_rows_decide_alone(rule):
     "A sentence's decision does not change by a bit when another one has huge scores."
     scores, weights = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), [w.float() for w in some_weights(2, 6, 0)]
@@ -286,7 +287,7 @@ def test_rows_decide_alone(rule):
 
 
 @quick
-@given(lengths, seeds, st.sampled_from([1.0, 100.0, 1e4, 1e6]), st.sampled_from(["dense", "linear"]), st.sampled_from(list(DECISIONS)))
+@given(lengths, seeds, st.sampled_from([1.0, 100.0, 1e4, 1e6]), st.sampled_from(["dense", "linear"]), st.sampled_from(COMPETITIONS))
 @example([4], 0, 1e4, "linear", "exponentials")
 def test_single_precision_at_large_scores(sizes, seed, factor, form, modulation):
     encoder = make(seed, factor, modulation=modulation, form=form).float()
@@ -311,7 +312,7 @@ class Oracle:
         composes = (steps == steps.amin(1, keepdim=True)).double()
         left = neighbor_weights(exists, "left", self.kind)
         numbers = torch.arange(allowed.numel()).view(*allowed.shape, 1)
-        assert gather_rows(numbers, senders).flatten().tolist() == numbers[allowed].flatten().tolist()
+        assert senders.gather(numbers).flatten().tolist() == numbers[allowed].flatten().tolist()
         return composes, retrieve(left, composes[..., None]), retrieve(left, states)
 
 
@@ -478,17 +479,17 @@ def same_weights(one, **options):
     return other
 
 
-@pytest.mark.parametrize("rule", COMPETING)
+@pytest.mark.parametrize("competition", ["scores", "exponentials"])
 @quick
 @given(st.integers(3, 8), seeds, st.sampled_from([1.0, 30.0, 3e4]))
 @example(3, 0, 3e4)
-def test_walks_compete_as_matrices_do(rule, n, seed, height):
+def test_walks_compete_as_matrices_do(competition, n, seed, height):
     draw = torch.Generator().manual_seed(seed)
     scores = height * torch.randn(3, n, dtype=torch.float64, generator=draw)
     exists = torch.rand(3, n, dtype=torch.float64, generator=draw)         # no zeros: there the matrix form cuts slopes off
     allowed = torch.rand(3, n, generator=draw) < 0.7
     leaves = [tensor.requires_grad_() for tensor in (scores, exists)]
-    found = [rule(scores, allowed, *neighbor_retrievers(exists, form=form))
+    found = [DECISIONS[competition, form](scores, allowed, *neighbor_retrievers(exists, form=form))
              for form in ("dense", "linear")]
     slopes = [slopes_of([composes], leaves) for composes in found]
     assert all(slope.isfinite().all() for pair in slopes for slope in pair)

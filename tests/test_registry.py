@@ -207,7 +207,7 @@ def test_encoders_lend_each_other_no_helpers():
     ("from .crvnn import CRvNN", None), ("from .efficient_beam import EfficientBeam", None), ("from ..layers.masking import compact", None),
     ("from .crvnn import CRvNN, modulated_sigmoid", {"modulated_sigmoid"}), ("def late():\n    from .crvnn import DECISIONS", {"DECISIONS"}),
     ("from . import crvnn", {"*"}), ("import rvnnbook.encoders.crvnn as c", {"*"}),
-    ("from rvnnbook.encoders.crvnn import gather_rows", {"gather_rows"})])
+    ("from rvnnbook.encoders.crvnn import runs_of", {"runs_of"})])
 def test_a_borrowed_helper_is_noticed(line, names):
     sources = modules()
     sources["rvnnbook.encoders.mega"] += f"\n{line}\n"

@@ -4,7 +4,8 @@
 __all__ = ['BLOCK', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'existence_units', 'unit_windows', 'flat_positions', 'rows_at',
            'block_sums', 'receiver_windows', 'CumulativeRetrieval', 'LinearRetriever', 'CumulativeRetriever',
            'decayed_sums', 'decayed_sums_from', 'StickBreakingRetrieval', 'StickBreakingRetriever', 'log_sums',
-           'log_decayed_sums', 'retrieved_logs', 'exp_gradients', 'ExpRetrieval', 'retrieve_exp', 'neighbor_retrievers']
+           'log_decayed_sums', 'retrieved_logs', 'exp_gradients', 'ExpRetrieval', 'retrieve_exp', 'neighbor_form',
+           'neighbor_retrievers']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
 import torch
@@ -120,6 +121,8 @@ class CumulativeRetrieval(torch.autograd.Function):
 # %% ../../nbs/implementations/neighbors_linear.ipynb #c446baa6
 class LinearRetriever:
     "Neighbors on one side without a matrix: `retriever @ values` retrieves their values."
+    dtype = torch.float64      # in which one number a position should be retrieved
+
     def __init__(
         self,
         exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
@@ -333,20 +336,26 @@ def retrieve_exp(
 LINEAR_RETRIEVERS = {"eq5": CumulativeRetriever, "eq6": StickBreakingRetriever}
 DENSE_MAX_LENGTH = {"cpu": 150, "cuda": 1000}          # positions; measured on a CPU only
 
+def neighbor_form(
+    exists: Tensor,            # e, existence, (B, N)
+    form: str = "auto",        # "dense" (matrix), "linear" (retriever), or "auto": by length
+) -> str:                      # "dense" or "linear"
+    "The form of neighbor retrieval for sentences of this length on this device."
+    if form not in ("auto", "dense", "linear"):
+        raise ValueError(f"form must be 'auto', 'dense' or 'linear', got {form!r}")
+    longest = DENSE_MAX_LENGTH.get(exists.device.type, DENSE_MAX_LENGTH["cuda"])
+    short = "dense" if exists.shape[-1] <= longest else "linear"
+    return short if form == "auto" else form
+
 def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
     retriever: str = "eq5",    # "eq5" (cumulative) or "eq6" (stick-breaking)
     form: str = "auto",        # "dense" (matrix), "linear" (retriever), or "auto": by length
 ) -> tuple:                    # left and right, for `retrieve`: matrices (B, N, N) or retrievers
     "Neighbors on both sides, as matrices or linear retrievers (crvnn Eq. 5 or Eq. 6)."
-    if form not in ("auto", "dense", "linear"):
-        raise ValueError(f"form must be 'auto', 'dense' or 'linear', got {form!r}")
     if retriever not in LINEAR_RETRIEVERS:
         raise ValueError(f"unknown retriever {retriever!r}; known: {', '.join(LINEAR_RETRIEVERS)}")
-    if form == "auto":
-        longest = DENSE_MAX_LENGTH.get(exists.device.type, DENSE_MAX_LENGTH["cuda"])
-        form = "dense" if exists.shape[-1] <= longest else "linear"
-    if form == "linear":
+    if neighbor_form(exists, form) == "linear":
         return LINEAR_RETRIEVERS[retriever](exists, "left"), LINEAR_RETRIEVERS[retriever](exists,
                                                                                           "right")
     there_and_back = torch.cat([exists, exists.flip(-1)])
