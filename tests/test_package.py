@@ -66,7 +66,7 @@ def site_packages(tmp_path_factory):
 
 def test_the_wheel_carries_every_module_and_data_file(site_packages):
     def files(top):
-        return {str(p.relative_to(top)) for p in (top / "rvnnbook").rglob("*") if p.suffix in (".py", ".npy", ".json", ".safetensors")}
+        return {str(p.relative_to(top)) for p in (top / "rvnnbook").rglob("*") if p.suffix in (".py", ".npy", ".json", ".yml", ".safetensors")}
     assert files(site_packages) == files(ROOT)
     metadata = next(site_packages.glob("*.dist-info/METADATA")).read_text()
     needed = {r for r in re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M)}

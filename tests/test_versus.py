@@ -11,9 +11,10 @@ import pytest
 
 from rvnnbook.cli import parser
 from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
+from rvnnbook.lab.papers import COLUMNS, REASONS, WAYS, Way, _read_way, way_of
 from rvnnbook.lab.records import current_names
 from rvnnbook.lab.tables import paper_table, paper_tables
-from rvnnbook.lab.verdicts import COLUMNS, ENCODER_OF, LENGTHS, NESTED, QUEUE, REASONS, VARIANT_OF, WAYS, Way, way_of
+from rvnnbook.lab.verdicts import QUEUE
 from rvnnbook.registry import list_encoders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +22,11 @@ EXPERIMENTS = ROOT / "nbs" / "experiments"
 ROWS = [(name, row) for name in paper_tables() for row in paper_table(name).rows]
 NEW_WAYS = [(name, row, way) for name, row in ROWS if isinstance(way := way_of(name, row), Way)]
 ALL_WAYS = [(name, row, one) for name, row, way in NEW_WAYS for one in (way, *way.older)]      # and those that answer while the new have no run
+
+ENCODER_OF = {             # a paper's row -> name in the registry
+    "BBT-GRC": "bbt_grc", "BT-GRC": "bt_grc", "BT-GRC-OS": "bt_grc_os", "CRvNN": "crvnn", "EBT-GRC": "ebt_grc", "LSTM": "lstm", "MEGA": "mega",
+    "OM": "ordered_memory", "RIR-EBT-GRC": "rir_ebt_grc", "RIR-GRC": "rir_grc", "RNN-GRC": "recurrent_grc", "S4D": "s4d", "Self-IRU": "self_iru",
+    "Transformer": "transformer", "Tree-Cell gold trees": "rvnn", "Tree-LSTM gold trees": "tree_lstm", "Universal Transformer": "universal_transformer"}
 
 # No row of a paper leads to these: encoders and experiments of the book's own, and variants that no paper has.
 NO_ROW = {
@@ -51,6 +57,17 @@ def test_every_row_has_a_way_or_a_reason():
         assert any(way.split(column)[0] for column in paper_table(name).columns), f"{name}, {row}: no column is measured"
 
 
+def test_the_file_names_the_rows_of_the_tables_and_nothing_else():
+    for name in paper_tables():
+        assert isinstance(WAYS[name], str) or list(WAYS[name]) == list(paper_table(name).rows), name
+    assert {way.profile for *_, way in ALL_WAYS} == {"cpu", "paper"} and {way.which for *_, way in ALL_WAYS} == {0, 1}
+    assert all(type(way.parameters) is type(way.asked) is dict and type(way.older) is tuple for *_, way in ALL_WAYS)
+    with pytest.raises(KeyError):
+        way_of("crvnn.table2", "CRvNN balanced tree")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'parameter'"):
+        _read_way({"experiment": "logic", "parameter": {}}, {})
+
+
 def test_every_encoder_and_every_experiment_is_led_to():
     models = literal("nested", "MODELS")
     led = {name for _, _, way in ALL_WAYS for name in (way.parameters.get("encoder"), way.asked.get("encoders"))} - {None}
@@ -58,7 +75,7 @@ def test_every_encoder_and_every_experiment_is_led_to():
     recipes = literal("length_generalization", "RECIPES")
     asked = {way.parameters["model"] for *_, way in ALL_WAYS if way.experiment == "length_generalization"}
     assert asked <= set(recipes) and set(recipes) - asked == NO_ROW["models of length_generalization"]
-    assert asked | {"RIR-EBT-GRC plus RIR inference"} == set(LENGTHS)
+    assert {row for _, row, way in NEW_WAYS if way.experiment == "length_generalization"} == asked | {"RIR-EBT-GRC plus RIR inference"}
     led |= {recipes[model][0] for model in asked}
     networks = literal("design_space", "MODELS")
     asked = {way.parameters["model"] for *_, way in ALL_WAYS if way.experiment == "design_space"}
@@ -74,11 +91,14 @@ def test_every_encoder_and_every_experiment_is_led_to():
     assert all(readers[model] == ENCODER_OF[model.removesuffix(" minus S4D")] for model in readers)
     assert led <= set(list_encoders()) and set(list_encoders()) - led == NO_ROW["encoders"]
     assert {path.stem for path in EXPERIMENTS.glob("*.ipynb")} - {way.experiment for *_, way in ALL_WAYS} == NO_ROW["experiments"]
-    assert set(models) - set(NESTED) == NO_ROW["models of nested"] and set(NESTED) <= set(models)
-    assert {way.parameters["model"] for *_, way in ALL_WAYS if way.experiment == "nested"} == set(NESTED)
-    assert set(literal("ablation", "VARIANTS")) - set(VARIANT_OF.values()) == NO_ROW["variants of ablation"]
-    assert set(VARIANT_OF.values()) <= set(literal("ablation", "VARIANTS"))
-    assert set(ENCODER_OF.values()) <= set(list_encoders())
+    nested = {way.parameters["model"] for *_, way in ALL_WAYS if way.experiment == "nested"}
+    assert set(models) - nested == NO_ROW["models of nested"] and nested <= set(models)
+    variants = {way.parameters["variant"] for *_, way in ALL_WAYS if way.experiment == "ablation"}
+    assert set(literal("ablation", "VARIANTS")) - variants == NO_ROW["variants of ablation"] and variants <= set(literal("ablation", "VARIANTS"))
+    by_encoder = [(row, encoder) for _, row, way in ALL_WAYS for encoder in {way.parameters.get("encoder"), way.asked.get("encoders")} - {None}]
+    assert all(ENCODER_OF[row] == encoder for row, encoder in by_encoder if row in ENCODER_OF)
+    assert {row for row, _ in by_encoder} - set(ENCODER_OF) == {"Gumbel-Tree LSTM", "BiLSTM", "Stacked BiLSTM", "TranX (their run)", "TranX + Self-IRU",
+                                                                *paper_table("self_iru.table6").rows}
     columns = {column for name in paper_tables() for column in paper_table(name).columns}
     assert all(set(found) <= columns for found in COLUMNS.values()), "a column that no paper has"
 

@@ -82,8 +82,8 @@ def _is_remark(node):      # a statement that is nothing but a text, such as a d
     return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 # %% ../../nbs/workshop/records.ipynb #ea04d261
-NO_EFFECT = ("show", "cli", "lab.book", "lab.guard", "lab.rerun", "lab.records", "lab.sweep",
-             "lab.tables", "lab.verdicts",
+NO_EFFECT = ("show", "cli", "lab.book", "lab.guard", "lab.papers", "lab.rerun", "lab.records",
+             "lab.sweep", "lab.tables", "lab.verdicts",
              "__main__", "_modidx")    # they show, start or write down
 
 def loaded_modules() -> list[str]:     # "rvnnbook.core", ...
