@@ -37,11 +37,11 @@ LIMITS = {        # by name: most launches and waits of a forward and a backward
     "rir_ebt_grc": ((8405, 21), NO_GOAL),
     "rir_grc": ((1758, 18), NO_GOAL),
     "rir_om": ((24592, 293), NO_GOAL),
-    "rvnn": ((2277, 137), (600, 4)),
+    "rvnn": ((1985, 4), (600, 4)),
     "s4d": ((1200, 1), NO_GOAL),
     "self_iru": ((265, 1), NO_GOAL),
     "transformer": ((895, 1), NO_GOAL),
-    "tree_lstm": ((2239, 137), (600, 4)),
+    "tree_lstm": ((1948, 4), (600, 4)),
     "universal_transformer": ((941, 1), NO_GOAL),
 }
 

@@ -103,7 +103,7 @@ def test_route(rows):
             used = [inbox.pop((number, slot)) for slot in range(2 * len(use_round))]
             nodes = list(zip(used[:len(use_round)], used[len(use_round):]))
         assert len(nodes) == len(use_round) == len(use_row)
-        for node, to, slot in zip(nodes, use_round.tolist(), use_row.tolist()):
+        for node, to, slot in zip(nodes, use_round, use_row):
             assert to == 0 or to > number
             assert (to, slot) not in inbox
             inbox[to, slot] = node
