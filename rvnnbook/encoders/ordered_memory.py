@@ -4,7 +4,7 @@
 __all__ = ['run_stack', 'stack_heights', 'slot_sums', 'memory_step', 'slot_shares', 'OrderedMemory', 'match_slots',
            'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'compose_slot', 'gate_derivatives', 'slots_backward',
            'slots_gradients', 'slots_forward', 'ComposeSlots', 'compose_slots', 'rows_reading', 'fit_window',
-           'read_memory', 'remember', 'compress', 'likely_heights', 'slot_trees']
+           'free_slots', 'read_memory', 'remember', 'compress', 'likely_heights', 'slot_trees']
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Callable, Sequence
@@ -162,7 +162,10 @@ class SlotPlan(NamedTuple):
 def slot_plan(
     above: Tensor,         # probability of a choice at each slot or above, (B, L)
 ) -> SlotPlan:
-    "Order sentences so that every slot composes a prefix of the rows."
+    "Order sentences so that every slot composes a prefix of the rows; all of them off the CPU."
+    if above.device.type != "cpu":                             # a count would have to be waited for
+        order, slots = (torch.arange(n, device=above.device) for n in above.shape)
+        return SlotPlan(order, [len(order)] * len(slots), torch.cartesian_prod(slots, order))
     depth, order = (above > 0).sum(1).sort(descending=True, stable=True)
     slots = torch.arange(above.shape[1], 0, -1, device=above.device)
     needed = depth >= slots[:, None]                                       # (L, B)
@@ -346,6 +349,12 @@ def fit_window(
     return kept[:, -missing:] if missing <= 0 else torch.cat(
         [kept.new_zeros(len(kept), missing, *kept.shape[2:]), kept], 1)
 
+def free_slots(
+    above: Tensor,            # probability of a choice at each slot or above, (B, L)
+) -> int:                     # slots at the beginning of the window without a share
+    "The number of slots that no sentence uses; 0 off the CPU, where a count is waited for."
+    return int((above == 0).all(0).sum()) if above.device.type == "cpu" else 0
+
 def read_memory(
     memory: OrderedMemory,    # its weights are used
     tokens: Tensor,           # LN(W x), (B, N, D), finite on padding
@@ -366,7 +375,7 @@ def read_memory(
                                  fit_window(shares, candidates.shape[1]), memory.least)
             above, below = slot_sums(shares)
             slots = torch.lerp(fit_window(slots, candidates.shape[1]), candidates, below[..., None])
-        free = int((above == 0).all(0).sum())              # slots of the window without a share
+        free = free_slots(above)
         made = compose_slots(memory, token[:count], slots[:, free:], above[:, free:])
         pushed = [token[:count, None]] if made.shape[1] < memory.slots else []
         candidates = torch.cat([*pushed, made], 1)         # the window of the next step
