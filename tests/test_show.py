@@ -213,6 +213,7 @@ def test_a_chart_draws_every_value():
     fig = line_chart({"a": ([0, 1], [1, 2]), "_b": ([0, 1], [3, 4])}, ylabel="y")
     assert [line.get_ydata().tolist() for line in fig.axes[0].get_lines()] == [[1, 2], [3, 4]]
     assert fig.axes[0].get_legend() is None, "a name with an underscore has no legend"
+    assert line_chart({"a": ([0, 1], [1, 2])}, marks=" ").axes[0].get_lines()[0].get_marker() == "None"
     fig = bar_chart({"a": [1, 2], "b": [3, 4]}, ["x", "y"], digits=0)
     assert [text.get_text() for text in fig.axes[0].texts] == ["1", "2", "3", "4"]
     assert [text.get_text() for text in fig.axes[0].get_legend().get_texts()] == ["x", "y"]

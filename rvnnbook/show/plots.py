@@ -198,7 +198,7 @@ def line_chart(
     "One line for each series, with a legend where there are several."
     fig, ax = canvas(width=width, height=height)
     for k, (name, (x, y)) in enumerate(lines.items()):
-        ax.plot(x, y, marks[k % len(marks)] + "-", ms=5, label=name,
+        ax.plot(x, y, marks[k % len(marks)].strip() + "-", ms=5, label=name,
                 color=COLORS[(colors[k] if colors else k) % len(COLORS)])
     ax.set(**axes)
     if sum(not name.startswith("_") for name in lines) > 1: ax.legend(frameon=False, fontsize=9)
