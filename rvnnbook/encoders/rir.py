@@ -39,13 +39,15 @@ class LeftFold(nn.Module):
 INNERS = {"grc": LeftFold, "crvnn": CRvNN, "om": OrderedMemory}
 
 def make_inner(
-    name: str,                     # "grc", "crvnn" or "om"
+    name: str | nn.Module,         # "grc", "crvnn", "om", or an encoder that is already made
     dim: int,                      # D, width of a node
     hidden: int | None = None,     # width of the cell's hidden layer; 4 D if not given
     dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     **options,                     # more options of the inner model
 ) -> nn.Module:                    # called with chunks and their mask; gives an EncoderOutput
     "An inner model by name, for nodes instead of tokens (rir section 3)."
+    if isinstance(name, nn.Module):
+        return name
     check_choice("inner", name, INNERS)
     if options.get("cell", "grc") != "grc":
         raise ValueError(f"nodes have one half only, a cell {options['cell']!r} would need two")
@@ -60,7 +62,7 @@ class RIR(Encoder):
     def __init__(
         self,
         dim: int,                          # D, width of token vectors and of the root
-        inner: str = "grc",                # inner model: "grc", "crvnn" or "om"
+        inner: str | nn.Module = "grc",    # inner model: "grc", "crvnn", "om", or any encoder
         arity: int = 30,                   # k, nodes to a chunk, >= 2
         rule: str = "always",              # chunk rule: "always" or "late"
         inference: str | None = None,      # in eval mode: "nested" or "flat"; None: by inner model
