@@ -60,7 +60,7 @@ def reached(
     by: Sequence[str],                   # parameters that name a row, such as ("encoder",)
     columns: dict[str, tuple[str, str]], # title -> (split, metric)
     smallest: bool = False,              # whether the best value is the smallest
-) -> dict[str, tuple[dict, list]]:       # row -> ({title: mean over seeds}, its records), best first
+) -> dict[str, tuple[dict, list]]:       # row -> ({title: mean}, its records), best first
     "Mean results of the models of an experiment, sorted by the first column."
     groups = {}
     for record in records:
