@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from .plots import COLORS, Figure, canvas, figure
+from .plots import Figure, canvas, figure, label_ends, model_look
 
 # %% ../../nbs/workshop/leaderboard.ipynb #735c3273
 LENGTH_TESTS = {"listops_o_test": 50, **{f"length_{low}_{low + 100}": low + 50
@@ -94,38 +94,44 @@ def reached_table(
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 # %% ../../nbs/workshop/leaderboard.ipynb #888bf3b6
+_PAPER_COLUMNS = {"near_iid": 50, "len_200_300": 250, "len_500_600": 550, "len_900_1000": 950}
+
 def length_figure(
     scores: dict[str, dict],       # what length_scores gave
     name: str = "fig-lengths",     # identifier on the page
     most: int = 7,                 # lines
+    paper=None,                    # a PaperTable of the papers' values, drawn as hollow marks
 ) -> Figure:
     "Accuracy against the length of expressions, one line a model, seeds as bands."
     def last(model):
         return [scores[model][test][0] for test in LENGTH_TESTS if test in scores[model]][-1]
     known = [m for m in scores if any(test in scores[m] for test in LENGTH_TESTS)]
     shown = sorted(known, key=lambda model: (not is_own(model), -last(model)))[:most]
-    colors = {m: COLORS[i % len(COLORS)] for i, m in
-              enumerate(m for m in shown if not is_own(m))}
     fig, ax = canvas(width=4.9, height=3.4)
     ax.axvspan(0, 100, color="#999999", alpha=.2, linewidth=0)
-    height = 110
-    for model in sorted(shown, key=last, reverse=True):
+    ax.set(xlabel="tokens of the expression", ylabel="accuracy (%)", xlim=(0, 1000),
+           ylim=(0, 104), xticks=range(0, 1001, 200))
+    ends = {}
+    for model in shown:
         points = [(x, *scores[model][test][:2]) for test, x in LENGTH_TESTS.items()
                   if test in scores[model]]
-        color = colors.get(model, "#000000")
-        ax.plot([x for x, *_ in points], [y for _, y, _ in points], "o-", color=color, markersize=4)
+        look, places = model_look(model.partition(" (")[0]), [x for x, *_ in points]
+        ax.plot(places, [y for _, y, _ in points], markersize=4, **look)
         if all(w is not None for *_, w in points):
-            ax.fill_between([x for x, *_ in points], [y - w for _, y, w in points],
-                            [y + w for _, y, w in points], color=color, alpha=.2, lw=0)
-        height = min(points[-1][1], height - 7)
-        ax.text(points[-1][0] + 25, height, model.replace("__main__:", ""), color=color,
-                fontsize=9, va="center")
-    ax.set(xlabel="tokens of the expression", ylabel="accuracy (%)", xlim=(0, 1500), ylim=(0, 104),
-           xticks=range(0, 1001, 200))
+            ax.fill_between(places, [y - w for _, y, w in points], [y + w for _, y, w in points],
+                            color=look["color"], alpha=.2, lw=0)
+        ends[model.replace("__main__:", "")] = (*points[-1][:2], look["color"])
+        if paper is not None and model in paper.rows:
+            ax.plot(list(_PAPER_COLUMNS.values()),
+                    [paper.value(model, column)[0] for column in _PAPER_COLUMNS], look["marker"],
+                    color=look["color"], markersize=8, markerfacecolor="none", clip_on=False)
+    label_ends(ax, ends)
     listed = "; ".join(f"{model}: {last(model):.1f} % on its longest test" for model in shown)
+    hollow = " Hollow: the paper." if paper is not None else ""
     return figure(fig, name=name, alt=f"Accuracy by length of the expression. {listed}.",
                   caption="Accuracy by length: mean and standard deviation over seeds. Black: "
-                          "models from outside the book. Gray: lengths in training.")
+                          f"models from outside the book. Gray: lengths in training.{hollow}")
+
 
 # %% ../../nbs/workshop/leaderboard.ipynb #0471792b
 _TITLES = {"listops_o_test": "near IID", "length_200_300": "200–300", "length_500_600": "500–600",
