@@ -35,7 +35,7 @@ def address(about: dict) -> str:
 def headline(records: Path) -> str:
     "A table of the shown models: mean accuracy over seeds, scale and number of seeds, from records of full runs."
     from rvnnbook.lab.verdicts import curve_of, how_ended
-    runs = [json.loads(line) for line in records.read_text().splitlines()]
+    runs = [run for run in map(json.loads, records.read_text().splitlines()) if "metrics" in run]     # without revalidations
     rows, ends = [], []
     for model in SHOWN:
         mine = [run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]]

@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['STATUSES', 'SWEEP_STATUSES', 'parser', 'add_run', 'seconds', 'add_results', 'add_bench', 'span', 'add_conditions',
-           'add_data', 'add_sweep', 'obey', 'run', 'results', 'merge', 'data', 'bench', 'main']
+           'add_data', 'add_sweep', 'obey', 'run', 'results', 'merge', 'revalidate_stale', 'data', 'bench', 'main']
 
 # %% ../nbs/workshop/cli.ipynb #26e67603
 import argparse
@@ -80,9 +80,13 @@ def add_results(
     results: argparse.ArgumentParser,      # gets its words
 ):
     "The words of `rvnnbook results`."
-    results.add_argument("experiment", nargs="?", help="its name (default: all), or merge")
+    results.add_argument("experiment", nargs="?",
+                         help="its name (default: all), merge or revalidate")
     results.add_argument("folders", nargs="*", metavar="FOLDER",
-                         help="to merge: records and traces from other machines")
+                         help="to merge: records and traces from other machines; "
+                              "to revalidate: names of experiments (default: all)")
+    results.add_argument("--minutes", type=seconds, default=10, metavar="M",
+                         help="to revalidate: at most so long for each record (default: 10)")
     results.add_argument("--check", action="store_true", help="validate every record and trace")
     results.add_argument("--where", action="append", default=[], metavar="QUERY",
                          help="a pandas query on fields, parameters and metrics, such as "
@@ -242,11 +246,13 @@ def run(
 def results(
     words: argparse.Namespace,     # what `parser` understood
 ) -> str:                          # what to say
-    "Show, write down, check or merge the records in nbs/results."
+    "Show, write down, check, merge or revalidate the records in nbs/results."
     from rvnnbook.lab import records as runs
     folder = runs.results_folder()
     if words.experiment == "merge":
         return merge(words.folders)
+    if words.experiment == "revalidate":
+        return revalidate_stale(words)
     if words.folders:
         raise runs.RecordError(f"one experiment at a time, got also {', '.join(words.folders)}")
     known = sorted(path.stem for path in folder.glob("*.jsonl"))
@@ -285,6 +291,26 @@ def merge(
     if merged.refused:
         raise RuntimeError("\n".join([*told, "refused:", *merged.refused]))
     return "\n".join(told)
+
+# %% ../nbs/workshop/cli.ipynb #5d2f1c02
+def revalidate_stale(
+    words: argparse.Namespace,     # what `parser` understood
+) -> str:                          # what to say
+    "Repeat the first steps of stale runs, and note which records hold for today's code."
+    from rvnnbook.lab import records as runs
+    known, held = [], 0
+    for name in words.folders or [None]:
+        known += runs.latest(runs.read_records(name))
+    chosen = [record for record in runs.query_records(known, words.where)
+              if runs.changed_modules(record) and words.profile in (None, record["profile"])]
+    for record in chosen:
+        try:
+            found = runs.revalidate(record, 60 * words.minutes)
+            said, held = f"holds: {found['repeated']}", held + 1
+        except runs.RecordError as error:
+            said = f"not confirmed: {error}"
+        print(f"{record['experiment']} {record['id']} {said}", flush=True)
+    return f"{held} of {len(chosen)} stale records hold for the code of today"
 
 # %% ../nbs/workshop/cli.ipynb #2273bbab
 def data(

@@ -529,6 +529,106 @@ def test_what_is_loaded_is_hashed():
     assert set(loaded_modules()) == set(code_hashes())
 
 
+# ---- revalidation
+
+EXPERIMENT = [("parameters", "profile = 'cpu'\nseed = None\ndim = None\nsteps = None"),
+              (None, """from rvnnbook.lab.rerun import strict
+run = strict(globals(), {"cpu": dict(seed=0, dim=8, steps=12), "smoke": dict(seed=0, dim=8, steps=2)}, seed=range(9), dim=range(4, 64), steps=range(1, 100))"""),
+              ("run", """import torch
+from rvnnbook.data.batches import BucketLoader
+from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
+from rvnnbook.lab.records import append, code_hashes, make_trace, new_record
+from rvnnbook.lab.rerun import run_folder
+from rvnnbook.lab.train import evaluate_classifier, train
+from rvnnbook.registry import create_encoder
+from rvnnbook.tasks.classify import Classifier
+began, examples = code_hashes(), list(unique_draws(60, seed=0))
+torch.manual_seed(run.seed)
+model = Classifier(create_encoder("rvnn", dim=run.dim), vocabulary=len(VOCABULARY), classes=10)
+judge = lambda model: evaluate_classifier(model, BucketLoader(examples[:20], 20, collate_listops))
+outcome = train(model, BucketLoader(examples[20:], 8, collate_listops, seed=run.seed), judge, folder=run_folder("toy", run), check_every=4,
+                optimizer="adamw", steps=run.steps)"""),
+              ("run", """trace = make_trace(outcome.history)
+record = new_record("toy", vars(run), profile=run.profile, seed=run.seed, modules=began, legs=outcome.legs, trace=trace,
+                    metrics={"test": {**judge(model), "count": 20}}, rule="best validation nll", finished=outcome.finished)
+append(record, trace)""")]
+
+
+def test_a_stale_record_is_current_again_when_its_first_steps_are_repeated(tmp_path):
+    "A real run, code that changes without changing results, and code that changes them."
+    for name in ("nbs/results", "nbs/experiments", "away/nbs/results"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "_toc.yml").write_text("")
+    shutil.copytree(ROOT / "rvnnbook", tmp_path / "rvnnbook", ignore=shutil.ignore_patterns("__pycache__"))
+    cells = [{"cell_type": "code", "metadata": {"tags": [tag] if tag else []}, "source": source} for tag, source in EXPERIMENT]
+    (tmp_path / "nbs" / "experiments" / "toy.ipynb").write_text(json.dumps({"cells": cells}))
+    def call(*words):
+        done = python("import sys; from rvnnbook.cli import main; sys.exit(main(sys.argv[1:]))", *words, cwd=tmp_path, path=tmp_path)
+        return done.returncode, done.stdout.strip().splitlines(), done.stderr
+    def edit(name, old, new):
+        path = tmp_path / "rvnnbook" / name
+        assert path.read_text().count(old) == 1
+        path.write_text(path.read_text().replace(old, new))
+    assert call("run", "nbs/experiments/toy.ipynb", "--no-notebook", "-p", "steps=12")[0] == 0
+    path = tmp_path / "nbs" / "results" / "toy.jsonl"
+    line, = path.read_bytes().splitlines()
+    assert call("results", "revalidate")[1] == ["0 of 0 stale records hold for the code of today"]
+    edit("tasks/classify.py", "import torch\n", "import torch\nunused = 1\n")
+    assert "stale: tasks.classify" in call("results", "toy")[1][-1]
+    code, told, error = call("results", "revalidate", "toy", "--where", "dim == 8")
+    record, = read_records("toy", path.parent)
+    assert code == 0 and told == [f"toy {record['id']} holds: training to step 4", "1 of 1 stale records hold for the code of today"], error
+    assert "stale" not in call("results", "toy")[1][-1] and call("results", "--check")[1] == ["valid records: 1"]
+    before, added = path.read_bytes().splitlines()
+    found = json.loads(added)
+    assert before == line and found["record"] == record["id"] and found["modules"].keys() >= record["modules"].keys()
+    assert {name: round(value, 5) for name, value in found["differences"].items()} == {"loss": 0, "accuracy": 0, "nll": 0}
+    shutil.copytree(path.parent, tmp_path / "away" / "nbs" / "results", dirs_exist_ok=True)
+    path.write_bytes(line + b"\n")                                # another clone, which has the record alone
+    assert "stale: tasks.classify" in call("results", "toy")[1][-1]
+    assert call("results", "merge", "away")[1] == ["records added: 0"] and path.read_bytes().splitlines() == [line, added]
+    assert "stale" not in call("results", "toy")[1][-1]
+    edit("lab/train.py", "    run.optimizer.step()\n", "    run.optimizer.step()\n    run.optimizer.param_groups[0]['lr'] *= .9\n")
+    assert "stale: lab.train" in call("results", "toy")[1][-1], "what changed since the revalidation"
+    code, told, _ = call("results", "revalidate")
+    assert code == 0 and re.fullmatch(rf"toy {record['id']} not confirmed: (loss|nll|accuracy) is .*; recorded is .*", told[0]) and told[1].startswith("0 of 1")
+    assert path.read_bytes().splitlines() == [line, added]
+
+
+REVALIDATION = {**{name: make()[name] for name in ("experiment", "commit", "dirty", "modules", "device", "threads", "libraries", "recorded")},
+                "record": make()["id"], "repeated": "training to step 4", "differences": {"loss": 1e-6}}
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"record": "xyz"}, "record is 'xyz': String should match"), ({"differences": {}}, "differences is {}"), ({"differences": {"loss": "small"}}, "must be a finite number"),
+    ({"modules": {"torch.nn": "0123456789ab"}}, "String should match"), ({"profile": "cpu"}, "profile is not a known field"), ({"repeated": "/x/y"}, "no path of a machine"),
+    ({"commit": None}, "commit and dirty must be known together"), ({"threads": 0}, "threads is 0"), ({"libraries": {}}, "no version of python, torch")])
+def test_a_damaged_revalidation_is_refused(change, said, tmp_path):
+    assert validate(signed(REVALIDATION))["record"] == make()["id"]
+    path = append(make(), folder=tmp_path)
+    with open(path, "a") as file:
+        file.write(json.dumps(signed({**REVALIDATION, **change})) + "\n")
+    assert scan(path)[0] == [make()] and re.search(rf"toy.jsonl:2: .*{re.escape(said)}", scan(path)[1][0])
+    with pytest.raises(RecordError, match="changed after it was written"):
+        validate({**signed(REVALIDATION), "differences": {"loss": 2e-6}})
+
+
+def test_a_record_is_current_if_any_of_its_revalidations_is(tmp_path):
+    now = code_hashes(["rvnnbook.core", "rvnnbook.layers.cells"])
+    path = append(make(), folder=tmp_path)
+    def add(**changes):
+        runs._add_lines(path, {(line := signed({**REVALIDATION, **changes}))["id"]: json.dumps(line).encode() + b"\n"})
+        record, = read_records("toy", tmp_path)
+        return changed_modules(record)
+    assert changed_modules(make()) == ["rvnnbook.core"]
+    assert add(modules={**now, "rvnnbook.layers.cells": "0" * 12}) == ["rvnnbook.layers.cells"], "the last state is told"
+    assert add(record="0" * 16, modules=now) != [], "of another record"
+    assert check_results(tmp_path) == [f"toy.jsonl: revalidation {json.loads(path.read_text().splitlines()[-1])['id']} belongs to no valid record"]
+    assert add(modules=now) == [] and add(modules={"rvnnbook.core": "0" * 12}) == []
+    with pytest.raises(RecordError, match="no training to repeat"):
+        runs.revalidate(make(), folder=tmp_path)
+
+
 # ---- choosing and showing
 
 def test_select_latest_best():
@@ -898,9 +998,10 @@ def test_identities_of_committed_records_are_those_of_their_text():
     folder, count = ROOT / "nbs" / "results", 0
     for path in sorted(folder.glob("*.jsonl")):
         read = {record["id"]: record for record in read_records(path.stem)}
-        for line in path.read_text().splitlines():
-            raw = json.loads(line)
-            assert raw["id"] == hashed({name: value for name, value in raw.items() if name != "id"}, 8) and raw["id"] in read
+        for raw in map(json.loads, path.read_text().splitlines()):
+            assert raw["id"] == hashed({name: value for name, value in raw.items() if name != "id"}, 8)
+            if "record" in raw:                                  # a revalidation
+                continue
             asked = {name: value for name, value in raw["parameters"].items() if name not in ("profile", "seed")}
             found = read[raw["id"]]
             assert identity(found["experiment"], found["parameters"], found["seed"]) == hashed([raw["experiment"], asked, raw["seed"]], 8)

@@ -12,7 +12,7 @@ import pytest
 from rvnnbook.cli import parser
 from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
 from rvnnbook.lab.papers import COLUMNS, REASONS, WAYS, Way, _read_way, way_of
-from rvnnbook.lab.records import current_names
+from rvnnbook.lab.records import current_names, read_records
 from rvnnbook.lab.tables import paper_table, paper_tables
 from rvnnbook.lab.verdicts import QUEUE
 from rvnnbook.registry import list_encoders
@@ -125,8 +125,7 @@ def test_every_column_of_a_record_is_found_by_its_pattern():
     "Where records are there, the patterns fit the names of their splits: one split a column."
     for experiment, columns in COLUMNS.items():
         path, fitting = ROOT / "nbs" / "results" / f"{experiment}.jsonl", 0
-        for line in path.read_text().splitlines() if path.exists() else ():
-            record = json.loads(line)
+        for record in read_records(experiment):
             asked = {"encoders": record["parameters"].get("encoders", "").split("; ")[0]}
             found = {column: [split for split in record["metrics"] if re.fullmatch(pattern.format_map(asked), split)]
                      for column, (pattern, own) in columns.items() if own.items() <= record["parameters"].items()}
