@@ -539,7 +539,7 @@ from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.records import append, code_hashes, make_trace, new_record
 from rvnnbook.lab.rerun import run_folder
-from rvnnbook.lab.train import evaluate_classifier, train
+from rvnnbook.lab.train import evaluate_classifier, export_weights, train
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier
 began, examples = code_hashes(), list(unique_draws(60, seed=0))
@@ -551,7 +551,8 @@ outcome = train(model, BucketLoader(examples[20:], 8, collate_listops, seed=run.
               ("run", """trace = make_trace(outcome.history)
 record = new_record("toy", vars(run), profile=run.profile, seed=run.seed, modules=began, legs=outcome.legs, trace=trace,
                     metrics={"test": {**judge(model), "count": 20}}, rule="best validation nll", finished=outcome.finished)
-append(record, trace)""")]
+append(record, trace)
+export_weights(model, "rvnn-toy.safetensors", {"run": record["id"]})""")]
 
 
 def test_a_stale_record_is_current_again_when_its_first_steps_are_repeated(tmp_path):
@@ -578,11 +579,19 @@ def test_a_stale_record_is_current_again_when_its_first_steps_are_repeated(tmp_p
     code, told, error = call("results", "revalidate", "toy", "--where", "dim == 8")
     record, = read_records("toy", path.parent)
     assert code == 0 and told == [f"toy {record['id']} holds: training to step 4", "1 of 1 stale records hold for the code of today"], error
-    assert "stale" not in call("results", "toy")[1][-1] and call("results", "--check")[1] == ["valid records: 1"]
+    assert "stale" not in call("results", "toy")[1][-1] and call("results", "toy", "--check")[1] == ["valid records: 1"]
     before, added = path.read_bytes().splitlines()
     found = json.loads(added)
     assert before == line and found["record"] == record["id"] and found["modules"].keys() >= record["modules"].keys()
     assert {name: round(value, 5) for name, value in found["differences"].items()} == {"loss": 0, "accuracy": 0, "nll": 0}
+
+    os.replace(tmp_path / "rvnn-toy.safetensors", tmp_path / "rvnnbook" / "weights" / "rvnn-toy.safetensors")
+    edit("tasks/classify.py", "unused = 1\n", "unused = 2\n")       # and now the weights are part of the package
+    assert call("results", "revalidate")[1][0] == f"toy {record['id']} holds: training to step 4, metrics of its weights"
+    again = json.loads(path.read_bytes().splitlines()[-1])["differences"]
+    assert again.keys() == {*found["differences"], "test: accuracy", "test: nll", "test: count"} and 0 < abs(again["test: nll"]) < 1e-3, "half precision"
+    path.write_bytes(line + b"\n" + added + b"\n")
+    edit("tasks/classify.py", "unused = 2\n", "unused = 1\n")
     shutil.copytree(path.parent, tmp_path / "away" / "nbs" / "results", dirs_exist_ok=True)
     path.write_bytes(line + b"\n")                                # another clone, which has the record alone
     assert "stale: tasks.classify" in call("results", "toy")[1][-1]

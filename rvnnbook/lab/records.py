@@ -708,16 +708,16 @@ CLOSE = {"loss": 1e-3, "accuracy": 2e-2, "half precision": 1e-2}   # differences
 class _Found(BaseException):
     "Carries what was looked for out of an experiment."
 
-def _repeat(source, parameters, step, weights):
+def _repeat(source, parameters, row, weights):
     "In a process of its own: the first check of a training, or the metrics of its weights."
     from rvnnbook.lab import records, rerun, train as loop
     train = loop.train
     def first_steps(model, batches, judge=None, **options):
-        options |= {"folder": None, "steps": step, "epochs": None, "time_budget": math.inf}
+        options |= {"folder": None, "steps": row["step"], "epochs": None, "time_budget": math.inf}
         raise _Found(train(model, batches, judge, **options).history[0])
     def load_instead(model, batches, judge=None, **options):
         loop.load_weights(model, weights)
-        return loop.Outcome(True, "limit", step, None, [], [])
+        return loop.Outcome(True, "limit", row["step"], row, [row], [])
     def measured(*words, metrics, **more):
         raise _Found(metrics)
     loop.train = load_instead if weights else first_steps
@@ -732,11 +732,11 @@ def _repeat(source, parameters, step, weights):
 _REPEAT = ("import json, sys; from rvnnbook.lab.records import _repeat; "
            "print(json.dumps(_repeat(*json.loads(sys.argv[1]))))")
 
-def _repeated(record, step, weights, seconds, root):
+def _repeated(record, row, weights, seconds, root):
     "What `_repeat` found with the code of today, and its modules."
     source = root / "nbs" / "experiments" / f"{record['experiment']}.ipynb"
     asked = record["parameters"] | {name: record[name] for name in ("profile", "seed")}
-    words = json.dumps([str(source), asked, step, weights and str(weights)])
+    words = json.dumps([str(source), asked, row, weights and str(weights)])
     with tempfile.TemporaryDirectory() as scratch:
         places = {"RVNNBOOK_RUNS": scratch, "OMP_NUM_THREADS": str(record["threads"]),
                   "RVNNBOOK_DATA": os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))}
@@ -786,14 +786,13 @@ def revalidate(
     root, folder = results_folder().parents[1], Path(folder or results_folder())
     if record["trace"] is None or not record["legs"]:
         raise RecordError("it has no training to repeat")
-    curve = read_trace(record, folder)["curve"]
-    first = {name: column[0] for name, column in curve.items() if column[0] is not None
+    row = {name: column[0] for name, column in read_trace(record, folder)["curve"].items()}
+    first = {name: value for name, value in row.items() if value is not None
              and name not in ("step", "epoch", "seconds", "learning_rate")}
-    step = curve["step"][0]
-    found, modules = _repeated(record, step, None, seconds, root)
-    differences, told = _differences(found, first, CLOSE["loss"]), f"training to step {step}"
+    found, modules = _repeated(record, row, None, seconds, root)
+    differences, told = _differences(found, first, CLOSE["loss"]), f"training to step {row['step']}"
     if weights := weights_of(record):
-        found, more = _repeated(record, step, weights, seconds, root)
+        found, more = _repeated(record, row, weights, seconds, root)
         for split, scores in record["metrics"].items():
             near = _differences(found.get(split, {}), scores, CLOSE["half precision"])
             differences |= {f"{split}: {name}": value for name, value in near.items()}
