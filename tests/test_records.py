@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab import records as runs
-from rvnnbook.lab.records import (POINTS, Leg, Record, RecordError, append, as_frame, best_record, changed_modules, check_results, code_hash, code_hashes,
+from rvnnbook.lab.records import (POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, code_hash, code_hashes,
                                digest, end_to_end, identity, latest, load, loaded_modules, make_trace, merge_records, read_records, read_trace,
                                over_seeds, results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
                                query_records, write_csv, write_parquet)
@@ -640,12 +640,11 @@ def test_a_record_is_current_if_any_of_its_revalidations_is(tmp_path):
 
 # ---- choosing and showing
 
-def test_select_latest_best():
+def test_select_and_latest():
     runs = [make(seed=seed, metrics={"test": {"accuracy": value, "nll": 1 - value}}) for seed, value in enumerate((0.5, 0.75, 0.25))]
     later = make(seed=1, recorded="2026-02-01T12:00:00Z", metrics={"test": {"accuracy": 0.125}})
     wide = make(seed=1, parameters={"dim": 16}, metrics={"other": {"accuracy": 1}})
     assert latest([*runs, wide, later]) == [runs[0], runs[2], wide, later]
-    assert best_record(runs, "test") == runs[1] == best_record(runs, "test", "nll", min) and best_record([wide], "test") is None and best_record([], "test") is None
     assert select([*runs, wide], dim=16) == [wide] and select([*runs, wide], seed=1, dim=8) == [runs[1]] and select(runs, nothing=1) == []
     assert telling([*runs, wide]) == ["encoder", "dim", "rate", "balanced"] and telling(runs) == ["encoder"]
 

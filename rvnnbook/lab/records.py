@@ -6,8 +6,8 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'HALF', 
            'peak_memory', 'new_record', 'Trace', 'make_trace', 'validate_trace', 'end_to_end', 'results_folder',
            'trace_path', 'append', 'current_names', 'scan', 'read_records', 'read_trace', 'check_results',
            'check_weights', 'Merged', 'merge_records', 'conflicts', 'changed_modules', 'sittings', 'Revalidation',
-           'weights_of', 'revalidate', 'select', 'latest', 'best_record', 'as_frame', 'load', 'query_records',
-           'telling', 'over_seeds', 'results_table', 'write_csv', 'write_parquet']
+           'weights_of', 'revalidate', 'select', 'latest', 'as_frame', 'load', 'query_records', 'telling', 'over_seeds',
+           'results_table', 'write_csv', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -828,16 +828,6 @@ def latest(
         last.pop(key, None)
         last[key] = record
     return list(last.values())
-
-def best_record(
-    records: Iterable[dict],   # where from
-    split: str,                # name of a split
-    metric: str = "accuracy",  # name of a number
-    choose=max,                # max, or min for a metric that should be small
-) -> dict | None:              # a record; None if none has that number
-    "The record with the best value of one number."
-    having = [record for record in records if metric in record["metrics"].get(split, {})]
-    return choose(having, key=lambda record: record["metrics"][split][metric], default=None)
 
 # %% ../../nbs/workshop/records.ipynb #4863defd
 def as_frame(
