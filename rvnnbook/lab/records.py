@@ -148,7 +148,7 @@ def _finite(value):
         raise ValueError("it must be a finite number")
     return value
 
-def _plain(value):
+def _setting(value):
     if not (value is None or type(value) is bool or _is_finite(value)
             or type(value) is str and _is_innocent(value)):
         raise ValueError("it must be a finite number, words without a path of a machine, "
@@ -193,7 +193,7 @@ def _consecutive(legs):
 
 
 # %% ../../nbs/workshop/records.ipynb #a3913e16
-def _scores(scores):
+def _in_range(scores):
     for name, value in scores.items():
         if name == "count" and not (type(value) is int and value >= 1):
             raise ValueError(f"{name} is {value!r}; it must be a whole number from 1")
@@ -206,14 +206,14 @@ def _with_torch(versions):
         raise ValueError(f"there is no version of {', '.join(sorted(missing))}")
     return versions
 
-_Scores = Annotated[dict[_Words, _Number], Field(min_length=1), AfterValidator(_scores)]
+_Scores = Annotated[dict[_Words, _Number], Field(min_length=1), AfterValidator(_in_range)]
 
 class Record(_Strict):
     "One run: what was asked, what came out, and with which code on which machine."
     id: _pattern("[0-9a-f]{16}")
     experiment: _pattern("[a-z][a-z0-9_]*")
     profile: Literal[PROFILES]
-    parameters: dict[_Words, Annotated[Any, AfterValidator(_plain)]]
+    parameters: dict[_Words, Annotated[Any, AfterValidator(_setting)]]
     seed: _Whole
     version: _pattern(r"\d+(\.\w+)+")
     legs: Annotated[list[Leg], AfterValidator(_consecutive)]

@@ -351,7 +351,7 @@ def verdict_lines(
             told.append([row if number == 0 else "", label + missing * (not runs),
                          *(_shown(one.pair.paper, one.pair.paper_spread) for one in some)])
             if runs:
-                told.append(["", _whose(some), *(
+                told.append(["", _ours(some), *(
                     "no run yet" if one.pair.ours is None and _has_way(table, row, one) else
                     _shown(one.pair.ours, one.pair.ours_spread) for one in some)])
                 told.append(["", *_said(some)])
@@ -378,7 +378,7 @@ def _span(numbers):
     least, most = min(numbers), max(numbers)
     return f"{least} to {most}" if least < most else f"{most}"
 
-def _whose(answers):
+def _ours(answers):
     runs, seeds = _runs(answers), [one.pair.seeds for one in answers if one.runs]
     profiles = "/".join(sorted({run["profile"] for run in runs}))
     stale = ", stale" * any(map(changed_modules, runs))
