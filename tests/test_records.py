@@ -579,7 +579,7 @@ def test_a_stale_record_is_current_again_when_its_first_steps_are_repeated(tmp_p
     code, told, error = call("results", "revalidate", "toy", "--where", "dim == 8")
     record, = read_records("toy", path.parent)
     assert code == 0 and told == [f"toy {record['id']} holds: training to step 4", "1 of 1 stale records hold for the code of today"], error
-    assert "stale" not in call("results", "toy")[1][-1] and call("results", "toy", "--check")[1] == ["valid records: 1"]
+    assert call("results", "toy")[1][-1].endswith("  revalidated") and call("results", "toy", "--check")[1] == ["valid records: 1"]
     before, added = path.read_bytes().splitlines()
     found = json.loads(added)
     assert before == line and found["record"] == record["id"] and found["modules"].keys() >= record["modules"].keys()
@@ -633,7 +633,8 @@ def test_a_record_is_current_if_any_of_its_revalidations_is(tmp_path):
     assert add(modules={**now, "rvnnbook.layers.cells": "0" * 12}) == ["rvnnbook.layers.cells"], "the last state is told"
     assert add(record="0" * 16, modules=now) != [], "of another record"
     assert check_results(tmp_path) == [f"toy.jsonl: revalidation {json.loads(path.read_text().splitlines()[-1])['id']} belongs to no valid record"]
-    assert add(modules=now) == [] and add(modules={"rvnnbook.core": "0" * 12}) == []
+    assert add(modules=now) == [] and load("toy", "revalidated and not stale", tmp_path)["id"].tolist() == [make()["id"]]
+    assert add(modules={"rvnnbook.core": "0" * 12}) == []
     with pytest.raises(RecordError, match="no training to repeat"):
         runs.revalidate(make(), folder=tmp_path)
 

@@ -5,9 +5,9 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'HALF', 
            'code_hash', 'loaded_modules', 'code_hashes', 'Leg', 'Record', 'validate', 'signature', 'libraries',
            'peak_memory', 'new_record', 'Trace', 'make_trace', 'validate_trace', 'end_to_end', 'results_folder',
            'trace_path', 'append', 'current_names', 'scan', 'read_records', 'read_trace', 'check_results',
-           'check_weights', 'Merged', 'merge_records', 'conflicts', 'changed_modules', 'sittings', 'Revalidation',
-           'weights_of', 'revalidate', 'select', 'latest', 'as_frame', 'load', 'query_records', 'telling', 'over_seeds',
-           'results_table', 'write_csv', 'write_parquet']
+           'check_weights', 'Merged', 'merge_records', 'conflicts', 'changed_modules', 'is_revalidated', 'sittings',
+           'Revalidation', 'weights_of', 'revalidate', 'select', 'latest', 'as_frame', 'load', 'query_records',
+           'telling', 'over_seeds', 'results_table', 'write_csv', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -678,6 +678,14 @@ def changed_modules(
         changed.append([name for name in sorted(modules) if now[name] != modules[name]])
     return min(changed, key=len)
 
+def is_revalidated(
+    record: dict,                  # a record
+    known: dict | None = None,     # what was hashed before, for the next record
+) -> bool:
+    "Whether the code is no longer that of the run, but that of a revalidation."
+    return (code_hashes(record["modules"], known) != record["modules"]
+            and not changed_modules(record, known))
+
 def sittings(
     records: Iterable[dict],   # of one run or several
 ) -> tuple[str, str]:          # commits, "+" where they had uncommitted changes; devices
@@ -843,6 +851,7 @@ def as_frame(
     table["steps_done"] = [sum(leg["to_step"] - leg["from_step"] for leg in record["legs"])
                            for record in records]
     table["stale"] = [bool(changed_modules(record, known)) for record in records]
+    table["revalidated"] = [is_revalidated(record, known) for record in records]
     taken = {*table, *titles}
     for name in dict.fromkeys(name for record in records for name in record["parameters"]):
         column = f"parameters.{name}" if name in taken else name
@@ -967,7 +976,9 @@ def results_table(
             stale = ", ".join(dict.fromkeys(name.removeprefix("rvnnbook.") for record in runs
                                             for name in changed_modules(record, known)))
             unfinished = not all(record["finished"] for record in runs)
-            remarks = [f"stale: {stale}"] * bool(stale) + ["unfinished"] * unfinished
+            again = any(is_revalidated(record, known) for record in runs)
+            remarks = ([f"stale: {stale}"] * bool(stale) + ["revalidated"] * again
+                       + ["unfinished"] * unfinished)
             rows.append([runs[0]["profile"], *[str(runs[0]["parameters"].get(n)) for n in names],
                          " ".join(str(record["seed"]) for record in runs), *map(_told, values),
                          sittings(runs)[0], "; ".join(remarks)])

@@ -17,8 +17,8 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from .records import (PROFILES, changed_modules, latest, read_trace, sittings,
-                               telling)
+from .records import (PROFILES, changed_modules, is_revalidated, latest, read_trace,
+                                  sittings, telling)
 
 # %% ../../nbs/workshop/tables.ipynb #69beff1c
 def summary(
@@ -138,7 +138,8 @@ def provenance(
     told += ["unfinished"] * (not first["finished"])
     changed = dict.fromkeys(name for run in runs for name in changed_modules(run))
     names = ", ".join(name.removeprefix("rvnnbook.") for name in changed)
-    return "; ".join(told + [f"stale, since {names} changed"] * bool(changed))
+    told += [f"stale, since {names} changed"] * bool(changed)
+    return "; ".join(told + ["revalidated for later code"] * any(map(is_revalidated, runs)))
 
 # %% ../../nbs/workshop/tables.ipynb #97d4da9c
 @dataclass(frozen=True)
