@@ -59,6 +59,8 @@ def add_run(
                      help="only list them, with their values in each profile")
     run.add_argument("--no-notebook", action="store_true",
                      help="run only the cells that train and measure, without Jupyter")
+    run.add_argument("--unless-recorded", action="store_true",
+                     help="do nothing if the run has a record")
     for name, default, meaning in (
             ("--limit", "inf", "stop the run after so long, at a checkpoint"),
             ("--cell-limit", "inf", "stop it when a cell takes longer"),
@@ -165,11 +167,11 @@ def add_data(
 # %% ../nbs/workshop/cli.ipynb #b03a93e8
 SWEEP_STATUSES = """exit status:
   0   all runs are finished
-  1   some failed for good
-  2   refused before anything ran, or somebody is at this sweep
+  1   some failed in all their attempts; the same command tries them again
+  2   refused before anything ran, or a sweep of this file is running
   75  stopped; the same command goes on later
-SIGTERM, SIGINT (^C) and SIGHUP ask the runs to save themselves and stop; a second one ends
-them at once. What may stand in the file is in the README and in the chapter on sweeps."""
+SIGTERM, SIGINT (^C) and SIGHUP ask the runs to write a checkpoint and stop; a second one ends
+them at once. The README and the chapter on sweeps describe the file."""
 
 def add_sweep(
     sweep: argparse.ArgumentParser,        # gets its words
@@ -178,11 +180,10 @@ def add_sweep(
     sweep.add_argument("file", metavar="FILE", help="a sweep file, .yml or .json")
     what = sweep.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="show what would be run")
-    what.add_argument("--status", action="store_true", help="show what has become of each run")
+    what.add_argument("--status", action="store_true", help="show the state of each run")
     what.add_argument("--stop", action="store_true", help="ask the sweep and its runs to stop")
-    what.add_argument("--again", action="store_true", help="forgive the failures so far")
-    sweep.add_argument("--engine", choices=["local", "ray"], default="local",
-                       help="who does the work (default: processes on this machine)")
+    sweep.add_argument("--engine", choices=["local", "ray", "slurm"], default="local",
+                       help="what assigns the runs (default: processes on this machine)")
     sweep.add_argument("--address", help="of a Ray cluster; auto: the one of this machine")
 
 # %% ../nbs/workshop/cli.ipynb #9605a144
@@ -235,12 +236,13 @@ def run(
             raise ParameterError(f"{name} is given twice")
         given[name] = parse_value(value)
     limits = Limits(words.limit, words.cell_limit, words.silence, words.grace)
-    ending, target = rerun(Path(words.notebook), given, limits, words.no_notebook)
+    ending, target = rerun(Path(words.notebook), given, limits, words.no_notebook,
+                           words.unless_recorded)
     if ending.status:
         error = RuntimeError(ending.said)
         error.status = ending.status
         raise error
-    return "done" if words.no_notebook else f"done: {target}"
+    return ending.said or ("done" if words.no_notebook else f"done: {target}")
 
 # %% ../nbs/workshop/cli.ipynb #178286e8
 def results(

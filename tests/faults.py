@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rvnnbook.lab.guard import try_lock
+from rvnnbook.lab.guard import holder
 from rvnnbook.lab.records import RecordError, check_results, identity, read_records
-from rvnnbook.lab.sweep import holder
 
 
 TINY_PARAMETERS = '''profile = "smoke"     # "smoke" or "cpu"; only the latter keeps anything
@@ -127,12 +126,9 @@ def steps_made(
 def kill_runs(
     clone: Path,             # made by `make_clone`
 ):
-    "Kill every run that holds a lock of the sweep."
-    for path in Path(clone).glob("runs/sweeps/*/locks/*.lock"):
-        lock = try_lock(path)
-        if lock is not None:
-            os.close(lock)
-        elif process := holder(path):
+    "Kill every run that holds its lock."
+    for path in Path(clone).glob("runs/*.lock"):
+        if process := holder(path):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
@@ -377,10 +373,6 @@ def jumping_clock(
     clone: Path,                     # made by `make_clone`
 ) -> bool:                           # whether it went on as if nothing were the matter
     "Run the sweep of a clone with a `time.time` that is a day ahead or behind at every call."
-    from rvnnbook.lab.sweep import note
-    journal = clone / "runs" / "sweeps" / "sweep" / "journal.jsonl"
-    journal.parent.mkdir(parents=True)
-    note(journal, at="2999-01-01T00:00:00+00:00", event="began", key="of nobody")
     (clone / "clock").mkdir()
     (clone / "clock" / "sitecustomize.py").write_text(
         "import random, time\nreal = time.time\n"
@@ -400,7 +392,7 @@ def circumstance(
 ) -> dict[str, int]:
     "Whether the sweep reports the problem, and whether the same command then finishes all runs."
     told = CIRCUMSTANCES[name](clone)
-    process = start_sweep(clone, "--again")
+    process = start_sweep(clone)
     process.communicate()
     found = compare(calm, scores(clone))
     well = process.returncode == 0 and not found["lost"] + found["doubled"] + found["unequal"]

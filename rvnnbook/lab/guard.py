@@ -5,7 +5,7 @@ __all__ = ['FINISHED', 'RAISED', 'REFUSED', 'GAVE_UP', 'STOPPED', 'MARK', 'START
            'LockHeld', 'Dead', 'send_message', 'begin_cell', 'end_cell', 'ask_to_stop', 'trainings', 'perform', 'work',
            'start_child', 'send_to_child', 'processes', 'family', 'end_all', 'Limits', 'Watch', 'split_message',
            'relay_output', 'poll_family', 'overdue', 'request_stop', 'collect_signals', 'exit_status', 'watched',
-           'environment', 'open_log', 'show', 'try_lock', 'hold', 'guard', 'install_kernel_stop', 'read_note']
+           'environment', 'open_log', 'show', 'try_lock', 'hold', 'holder', 'guard', 'install_kernel_stop', 'read_note']
 
 # %% ../../nbs/workshop/guard.ipynb #aac64fa3
 import importlib.resources
@@ -508,14 +508,28 @@ def try_lock(
 
 def hold(
     path: Path,            # a file, made if it is not there, and never removed
+    what: str = "run",     # what the lock stands for, for the error message
 ) -> int:                  # the open file; the lock ends when every process has closed it
-    "Take a lock; raise LockHeld with the number of its holder if it is taken."
+    "Take a lock and write process and machine into it; raise LockHeld if it is taken."
     file = try_lock(path)
     if file is None:
-        who = path.read_text()[:20].strip() or "another"
-        raise LockHeld(f"process {who} is at this run already ({path})")
-    os.pwrite(file, f"{os.environ.get('RVNNBOOK_GUARD', os.getpid())}\n".encode(), 0)
+        who = path.read_text().partition(" ")[0] or "another"
+        raise LockHeld(f"process {who} is at this {what} already ({path})")
+    process = os.environ.get("RVNNBOOK_GUARD", os.getpid())
+    os.pwrite(file, f"{process} {platform.node()}".encode(), 0)
     return file
+
+def holder(
+    path: Path,            # a lock
+) -> int | None:           # None: it is free; 0: a process of another machine has it
+    "The process that holds a lock."
+    if not Path(path).exists():
+        return None
+    if (file := try_lock(path)) is not None:
+        os.close(file)
+        return None
+    process, _, node = Path(path).read_text().partition(" ")
+    return int(process) if process.isdigit() and node == platform.node() else 0
 
 # %% ../../nbs/workshop/guard.ipynb #fa7a4a59
 def guard(
@@ -526,10 +540,15 @@ def guard(
     limits: Limits,                # for how long
     signals: list[tuple],          # being filled by `noted_signals`
     keeps: bool,                   # whether the run keeps anything that two could spoil
+    done=lambda: False,            # done(), asked under the lock: whether there is nothing to do
 ) -> Ending:
     "Run a text under a lock, with a log, and watch over it."
     path.parent.mkdir(parents=True, exist_ok=True)
     holding = (hold(path.with_suffix(".lock")),) if keeps else ()
+    if done():
+        for file in holding:
+            os.close(file)
+        return Ending(FINISHED, "this run has a record")
     write, began = open_log(path.with_suffix(".log"), not keeps), time.monotonic()
     about = {**about, "guard": os.getpid(), "limits": limits._asdict(), **environment()}
     about["limits"] = {name: value for name, value in about["limits"].items() if value < math.inf}
