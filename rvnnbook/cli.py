@@ -349,16 +349,15 @@ def bench(
 ) -> str:                          # what to say
     "Measure an encoder in all its forms."
     from rvnnbook.lab.bench import bench as measured, bench_lines, findings
-    from rvnnbook.lab.efficiency import efficiency, efficiency_lines
     from rvnnbook.lab.tables import as_text
     settings = {name: value for name, value in vars(words).items()
                 if name not in ("command", "subject", "record")}
     profile = "paper" if words.device == "cuda" else "cpu"
-    how = (profile if words.record else None, lambda line: print(line, file=sys.stderr, flush=True))
+    metrics = measured(words.subject, settings, profile if words.record else None,
+                       lambda line: print(line, file=sys.stderr, flush=True))
     if words.subject == "efficiency":
-        metrics = efficiency(settings, *how)
+        from rvnnbook.lab.efficiency import efficiency_lines
         return as_text(f"A step of training, width {words.dim}", efficiency_lines(metrics), [])
-    metrics = measured(words.subject, settings, *how)
     return as_text(f"A step of {words.subject}, width {words.dim}", bench_lines(metrics),
                    findings(metrics))
 

@@ -589,12 +589,12 @@ def test_what_cannot_be_measured_is_refused_first(settings, said):
 
 
 def test_no_limit_of_memory_where_there_is_no_way_to_set_one(tmp_path, monkeypatch):
-    fine = completed_measurement("crvnn", {"lengths": (20,), "memory": 50})
+    _, fine = completed_measurement("crvnn", {"lengths": (20,), "memory": 50})
     assert fine["memory"] == 50 and fine["device"] == "cpu" and fine["repeats"] == 3 and fine["forms"] == FORMS
     monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.strip("/"))            # as on a system without /proc
     with pytest.raises(ValueError, match="on Linux only"):
         completed_measurement("crvnn", {"lengths": (20,), "memory": 50})
-    assert completed_measurement("crvnn", {"lengths": (20,)})["memory"] is None
+    assert completed_measurement("crvnn", {"lengths": (20,)})[1]["memory"] is None
 
 
 def test_an_unknown_form_is_not_measured_as_another():

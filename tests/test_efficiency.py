@@ -1,5 +1,4 @@
 "What a step of training costs: all encoders, by the same steps."
-import json
 import math
 
 import pytest
@@ -8,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.data.listops import evaluate
-from rvnnbook.lab import efficiency as module
-from rvnnbook.lab.bench import BenchError
-from rvnnbook.lab.efficiency import (ANSWER, RANGES, EfficiencyTask, by_range, check_efficiency, compare_encoders, completed_entrant, draw_range,
-                                     efficiency, efficiency_lines, efficiency_record, first_step, fresh_steps, known_entrants, make_entrant,
-                                     pareto_front, recorded_efficiency, split_metric, train_steps)
+from rvnnbook.lab import bench as harness, efficiency as module
+from rvnnbook.lab.bench import BenchError, bench, bench_record, completed_measurement
+from rvnnbook.lab.efficiency import (RANGES, by_range, check_efficiency, compare_encoders, draw_range, efficiency_lines, first_step, fresh_steps,
+                                     known_entrants, make_entrant, pareto_front, recorded_efficiency, split_metric, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.registry import list_encoders
 
@@ -29,7 +27,7 @@ def test_expressions_are_of_the_range():
 
 @pytest.mark.parametrize("name", known_entrants())
 def test_everyone_can_take_part(name):
-    found = train_steps(EfficiencyTask(name, SHORT, dim=8))
+    found = train_steps(name, SHORT, dim=8)
     assert found["count"] == 2 and 0 < found["fastest_s"] <= found["seconds"] <= found["slowest_s"] < 60
     assert found["memory_mb"] >= 0 and all(map(math.isfinite, found.values()))
 
@@ -69,24 +67,23 @@ def test_the_optimiser_takes_part(monkeypatch):
         return optimizer
     real = module.make_optimizer
     monkeypatch.setattr(module, "make_optimizer", watched)
-    train_steps(EfficiencyTask("bilstm", SHORT, dim=8))
+    train_steps("bilstm", SHORT, dim=8)
     assert len(taken) == 3 and all(size > 0 for size in taken)                 # one that nobody measures, and two that count
 
 
 def test_in_a_process_of_its_own():
-    assert ANSWER.startswith("from rvnnbook.lab.efficiency import")
-    found = fresh_steps(EfficiencyTask("bilstm", SHORT, dim=8))
+    found = fresh_steps(dict(name="bilstm", expressions=SHORT, dim=8, limit=math.inf))
     assert found["count"] == 2 and found["seconds"] > 0
-    assert fresh_steps(EfficiencyTask("bilstm", [SHORT[0]] * 2, dim=2048, memory=20)) == {"out_of_memory": 1}
+    assert fresh_steps(dict(name="bilstm", expressions=[SHORT[0]] * 2, dim=2048, memory=20)) == {"failed": {"out_of_memory": 1}}
     with pytest.raises(BenchError, match="bilstm: .*token 2 is 'x'"):
-        fresh_steps(EfficiencyTask("bilstm", ["[MAX 2 x ]"], dim=8))
+        fresh_steps(dict(name="bilstm", expressions=["[MAX 2 x ]"], dim=8))
 
 
 def test_who_had_no_memory_is_spared():
     asked = []
     def one(task):
-        asked.append((task.name, len(task.expressions[0].split())))
-        return {"out_of_memory": 1} if task.name == "crvnn" else {"seconds": 1.0, "memory_mb": 0.0, "count": 1}
+        asked.append((task["name"], len(task["expressions"][0].split())))
+        return {"failed": {"out_of_memory": 1}} if task["name"] == "crvnn" else {"seconds": 1.0, "memory_mb": 0.0, "count": 1}
     metrics = compare_encoders(["crvnn", "lstm"], [(4, 4), (7, 7)], samples=1, one=one)
     assert asked == [("crvnn", 4), ("lstm", 4), ("lstm", 7)]
     assert metrics["7 to 7 tokens, crvnn"] == {"out_of_memory": 1} and len(metrics) == 4
@@ -94,26 +91,27 @@ def test_who_had_no_memory_is_spared():
 
 
 def test_settings():
-    assert completed_entrant({})["encoders"] == known_entrants() and completed_entrant({"limit": None})["limit"] == math.inf
-    assert completed_entrant({})["ranges"] == RANGES and set(list_encoders()) < set(known_entrants())
+    settings = completed_measurement("efficiency", {"limit": None})[1]
+    assert settings["encoders"] == known_entrants() and settings["limit"] == math.inf
+    assert settings["ranges"] == RANGES and set(list_encoders()) < set(known_entrants())
     for wrong, words in (({"encoders": ["crvn"]}, "unknown encoder 'crvn'"), ({"samples": 0}, "at least one"),
                          ({"ranges": [(9, 5)]}, r"in order, got \(9, 5\)"), ({"ranges": [(2, 5)]}, "3 or more"),
                          ({"device": "tpu"}, "got 'tpu'"), ({"length": 5}, "unknown settings length")):
         with pytest.raises(ValueError, match=words):
-            completed_entrant(wrong)
+            completed_measurement("efficiency", wrong)
     with pytest.raises(ValueError, match="at least one"):
-        check_efficiency([], RANGES, 1, "cpu")
+        check_efficiency(dict(encoders=[], ranges=RANGES, samples=1, device="cpu"))
 
 
 def test_kept_also_when_interrupted(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "results_folder", lambda profile: tmp_path)
+    monkeypatch.setattr(harness, "results_folder", lambda profile: tmp_path)
     def broken(task):
-        if task.name == "lstm":
+        if task["name"] == "lstm":
             raise KeyboardInterrupt
-        return train_steps(task)
+        return train_steps(**task)
     monkeypatch.setitem(compare_encoders.__kwdefaults__, "one", broken)
     with pytest.raises(KeyboardInterrupt):
-        efficiency(dict(encoders=["bilstm", "lstm"], ranges=[(4, 6)], samples=2, dim=8), "cpu")
+        bench("efficiency", dict(encoders=["bilstm", "lstm"], ranges=[(4, 6)], samples=2, dim=8), "cpu")
     record, = read_records("bench_efficiency", folder=tmp_path)
     assert list(record["metrics"]) == ["4 to 6 tokens, bilstm"] and record["metrics"]["4 to 6 tokens, bilstm"]["count"] == 2
     assert record["parameters"]["encoders"] == "bilstm; lstm" and record["parameters"]["ranges"] == "4-6"
@@ -122,7 +120,7 @@ def test_kept_also_when_interrupted(tmp_path, monkeypatch):
 def test_later_records_replace_lines(monkeypatch):
     def record(name, seconds):
         metrics = {f"4 to 6 tokens, {name}": {"seconds": seconds, "memory_mb": 1.0, "count": 1}}
-        return efficiency_record(metrics, dict(encoders=[name], ranges=[(4, 6)], samples=1), code_hashes(), 1.0)
+        return bench_record("efficiency", metrics, dict(encoders=[name], ranges=[(4, 6)], samples=1), code_hashes(), 1.0)
     kept = [record("lstm", 1.0), record("bilstm", 2.0), record("lstm", 3.0)]
     monkeypatch.setattr(module, "read_records", lambda name: kept)
     metrics, about = recorded_efficiency()
@@ -138,7 +136,6 @@ def test_nobody_measures_the_first_step():
 
 def test_names_of_lines():
     assert split_metric("200 to 250 tokens, ebt_grc, literal") == ((200, 250), "ebt_grc, literal")
-    assert json.dumps(EfficiencyTask("lstm", SHORT, 8)._asdict())
 
 
 costs = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)

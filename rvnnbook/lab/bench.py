@@ -7,10 +7,10 @@ __all__ = ['literal_attention', 'library_attention', 'SCANS', 'IRUS', 'PLAIN', '
            'attend_by_form', 'multiplied', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned', 'scan_products',
            'TreeOfGates', 'iru_loop', 'iru_steps', 'iru_products', 'attention_products', 'make_beam', 'Subject',
            'partner', 'usual_forms', 'memory_level', 'memory_peak', 'clock', 'limit_growth', 'measure', 'compared',
-           'BenchError', 'answer_worker', 'fresh', 'check_settings', 'known_counts', 'split_name',
+           'BenchError', 'answer_worker', 'fresh', 'check_machine', 'check_settings', 'known_counts', 'split_name',
            'describe_measurement', 'take_turns', 'gap', 'apart', 'summarize', 'cases', 'forms_of', 'by_length', 'ratio',
            'bench_lines', 'last_two', 'growth', 'agreement', 'compare_forms', 'grown', 'findings',
-           'completed_measurement', 'bench_record', 'bench', 'recorded_bench', 'draw_inputs']
+           'completed_measurement', 'as_parameter', 'bench_record', 'bench', 'recorded_bench', 'draw_inputs']
 
 # %% ../../nbs/workshop/bench.ipynb #e34a5204
 import gc
@@ -18,6 +18,7 @@ import inspect
 import json
 import math
 import os
+import pkgutil
 import re
 import statistics
 import subprocess
@@ -555,64 +556,72 @@ def compared(
 
 # %% ../../nbs/workshop/bench.ipynb #29a89736
 class BenchError(RuntimeError):
-    "A measurement that broke, and not for lack of memory or time."
+    "A measurement that failed, and not for lack of memory or time."
 
 NO_ROOM = (r"MemoryError|allocate|not enough memory|out of memory|bad_alloc"
-           r"|could not create a (primitive|memory)")       # is said then; the last by oneDNN
+           r"|could not create a (primitive|memory)")       # the last by oneDNN
 
 def answer_worker():
-    "Runs in the fresh process: read a task, measure, write what was found."
-    print(json.dumps(measure(**json.load(sys.stdin))))
+    "Runs in the fresh process: read a function and its parameters, call it, write the result."
+    how, task = json.load(sys.stdin)
+    print(json.dumps(pkgutil.resolve_name(how)(**task)))
 
 ANSWER = "from rvnnbook.lab.bench import answer_worker; answer_worker()"
 
 def fresh(
-    task: dict,              # parameters of `measure`
-    limit: float = 600.0,    # seconds until it is given up
-) -> dict:                   # what `measure` gives, or {"failed": reason}
+    task: dict,                     # parameters of the function that measures
+    limit: float | None = 600.0,    # seconds until it is given up
+    how: str = "rvnnbook.lab.bench:measure",    # that function
+) -> dict:                          # what it gives, or {"failed": reason}
     "Measure in a process of its own."
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(task.get("threads", 1)))
     try:
-        done = subprocess.run([sys.executable, "-c", ANSWER], input=json.dumps(task),
+        done = subprocess.run([sys.executable, "-c", ANSWER], input=json.dumps([how, task]),
                               capture_output=True, text=True, timeout=limit,
                               env={**os.environ, **threads})
     except subprocess.TimeoutExpired:
         return {"failed": {"over_limit_s": limit}}
     last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
     if done.returncode == -9 or done.returncode and re.search(NO_ROOM, last, re.IGNORECASE):
-        return {"failed": {"out_of_memory": 1}}          # -9: the system ended it
+        return {"failed": {"out_of_memory": 1}}          # -9: killed by the system
     if done.returncode:
-        raise BenchError(f"{task['subject']}, {task['form']}, n = {task['length']}: {last}")
+        what = task.get("name") or f"{task['subject']}, {task['form']}, n = {task['length']}"
+        raise BenchError(f"{what}: {last}")
     return json.loads(done.stdout.splitlines()[-1])
+
+# %% ../../nbs/workshop/bench.ipynb #8a1d04e7
+def check_machine(
+    device: str,                   # "cpu" or "cuda"
+    memory: int | None,            # most growth in MB; None: no limit
+):
+    "Refuse a device that is not here, and a limit of memory that cannot be set."
+    if device not in ("cpu", "cuda") or device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be cpu, or cuda where PyTorch finds one; got {device!r}")
+    if memory and device == "cuda":
+        raise ValueError("a limit of memory can be given on the CPU only")
+    if memory and not Path("/proc/self/statm").exists():
+        raise ValueError("a limit of memory can be given on Linux only")
 
 # %% ../../nbs/workshop/bench.ipynb #1fc2060e
 def check_settings(
     subject: str,                  # one of SUBJECTS
-    lengths: Sequence[int],        # tokens of the longest sentence, >= 2
-    batches: Sequence[int],        # sentences in a batch, >= 1
-    dim: int,                      # D, width of a state
-    threads: int,                  # of PyTorch, >= 1
-    repeats: int,                  # measurements of each form, >= 1
-    device: str,                   # "cpu" or "cuda"
-    limit: float,                  # most seconds of one measurement
-    memory: int | None,            # most growth in MB; None: no limit
-    ragged: bool,                  # sentences of many lengths
-    forms: Sequence[str] | None = None,    # which of the subject's; all if not given
+    settings: dict,                # lengths, batches, dim, threads, repeats, device, limit, ...
 ):
-    "Refuse what cannot be measured, before hours have passed."
+    "Refuse invalid settings before anything is measured."
     if subject not in SUBJECTS:
         raise ValueError(f"what is measured must be one of {', '.join(SUBJECTS)}, got {subject!r}")
-    for name, values, least in (("lengths", lengths, 2), ("batches", batches, 1),
-                                ("dim", [dim], 1), ("threads", [threads], 1),
-                                ("repeats", [repeats], 1),
-                                ("memory", [1 if memory is None else memory], 1)):
+    for name, least in (("lengths", 2), ("batches", 1), ("dim", 1), ("threads", 1), ("repeats", 1),
+                        ("memory", 1)):
+        values = settings[name] if name in ("lengths", "batches") else [settings[name]]
+        values = [1] if values == [None] and name == "memory" else values
         listed = isinstance(values, Sequence) and not isinstance(values, str)
         if (not listed or not values or len(set(values)) < len(values)
                 or any(type(value) is not int or value < least for value in values)):
             shown = " ".join(map(str, values)) if listed else repr(values)
             raise ValueError(f"{name} must be whole numbers from {least}, each once, got {shown}")
-    known = usual_forms(subject, device)
-    forms = known if forms is None else forms
+    known, ragged, limit = usual_forms(subject, settings["device"]), *map(
+        settings.get, ("ragged", "limit"))
+    forms = known if settings["forms"] is None else settings["forms"]
     if not forms or not set(forms) <= set(known) or len(set(forms)) < len(forms):
         raise ValueError(f"forms must be some of {known}, each once, got {forms}")
     if type(ragged) is not bool or ragged and not SUBJECTS[subject].ragged:
@@ -620,12 +629,7 @@ def check_settings(
         raise ValueError(f"ragged must be {allowed} for {subject}, got {ragged!r}")
     if type(limit) not in (int, float) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a positive number of seconds, got {limit}")
-    if device not in ("cpu", "cuda") or device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be cpu, or cuda where PyTorch finds one; got {device!r}")
-    if memory and device == "cuda":
-        raise ValueError("a limit of memory can be given on the CPU only")
-    if memory and not Path("/proc/self/statm").exists():
-        raise ValueError("a limit of memory can be given on Linux only")
+    check_machine(settings["device"], settings["memory"])
 
 # %% ../../nbs/workshop/bench.ipynb #f70e2ae0
 def known_counts(
@@ -673,8 +677,9 @@ def take_turns(
     tell: Callable = lambda line: None,  # called with a line after each measurement
 ) -> dict[str, dict]:                  # "n = 100, batch 1, library" -> name -> number
     "A step in all forms of a subject, in turns."
-    check_settings(subject, lengths, batches, dim, threads, repeats, device, limit, memory,
-                   ragged, forms)
+    check_settings(subject, dict(lengths=lengths, batches=batches, dim=dim, threads=threads,
+                                 repeats=repeats, device=device, limit=limit, memory=memory,
+                                 ragged=ragged, forms=forms))
     metrics, about = {} if into is None else into, SUBJECTS[subject]
     common = dict(subject=subject, dim=dim, threads=threads, device=device, memory=memory,
                   ragged=ragged)
@@ -904,68 +909,91 @@ def findings(
 
 # %% ../../nbs/workshop/bench.ipynb #5d6bb989
 def completed_measurement(
-    subject: str,              # one of SUBJECTS
-    settings: dict,            # parameters of take_turns, lengths among them
-) -> dict:                     # all that say what is measured
-    "Settings with nothing missing, nothing unknown and nothing that cannot be measured."
+    subject: str,              # one of SUBJECTS, or efficiency
+    settings: dict,            # parameters of take_turns or compare_encoders
+) -> tuple[Callable, dict]:    # measures, given (into, tell); all that says what is measured
+    "Checked settings, with nothing missing and nothing unknown; None stands for the default."
+    work = partial(take_turns, subject)
+    if subject == "efficiency":                # imports all encoders
+        from rvnnbook.lab.efficiency import check_efficiency, compare_encoders, known_entrants
+        work = compare_encoders
     known = {name: parameter.default
-             for name, parameter in inspect.signature(take_turns).parameters.items()
-             if name not in ("subject", "one", "into", "tell")}
+             for name, parameter in inspect.signature(work).parameters.items()
+             if name not in ("one", "into", "tell")}
     if unknown := settings.keys() - known:
         raise ValueError(f"unknown settings {', '.join(sorted(unknown))}; "
                          f"known: {', '.join(known)}")
-    if "lengths" not in settings:
+    filled = known | {name: value for name, value in settings.items() if value is not None}
+    if subject == "efficiency":
+        filled["encoders"] = filled["encoders"] or known_entrants()
+        check_efficiency(filled)
+    elif filled["lengths"] is inspect.Parameter.empty:
         raise ValueError("lengths must be given")
-    filled = known | settings
-    check_settings(subject, **filled)
-    return filled | {"forms": filled["forms"] or usual_forms(subject, filled["device"])}
+    else:
+        check_settings(subject, filled)
+        filled["forms"] = filled["forms"] or usual_forms(subject, filled["device"])
+    return partial(work, **filled), filled
 
+def as_parameter(
+    value,                     # of a setting
+):                             # as it stands in a record
+    "Sequences become text."
+    if isinstance(value, (tuple, list)):
+        return ("; " if isinstance(value[0], str) else " ").join(
+            "-".join(map(str, part)) if isinstance(part, (tuple, list)) else str(part)
+            for part in value)
+    return None if value == math.inf else value
+
+# %% ../../nbs/workshop/bench.ipynb #68b9d260
 def bench_record(
-    subject: str,              # one of SUBJECTS
-    metrics: dict[str, dict],  # what take_turns gave
-    settings: dict,            # what it was given: lengths, and what else was not by default
+    subject: str,              # one of SUBJECTS, or efficiency
+    metrics: dict[str, dict],  # what was measured
+    settings: dict,            # what was not by default
     modules: dict[str, str],   # code_hashes() when it began
     seconds: float,            # how long it took
     profile: str = "cpu",      # smoke, cpu or paper
-    place: str = "each in a fresh process",    # where it was measured
+    place: str = "in a fresh process",    # where each was measured
 ) -> dict:                     # a valid record
-    "Put a benchmark down."
+    "The record of a benchmark: one leg without steps."
     from rvnnbook.lab.train import git_state, machine
-    settings = completed_measurement(subject, settings)
-    words = {"lengths": " ", "batches": " ", "forms": "; "}
-    parameters = {name: words[name].join(map(str, value)) if name in words else value
-                  for name, value in settings.items()}
+    _, settings = completed_measurement(subject, settings)
+    rule = (f"mean of the steps, each encoder {place}" if subject == "efficiency" else
+            f"median of {settings['repeats']}, each {place}")
     began = datetime.now(timezone.utc) - timedelta(seconds=seconds)
     leg = {**git_state(), **machine(settings["device"]), "threads": settings["threads"],
            "started": began.isoformat(timespec="seconds"), "seconds": seconds,
            "from_step": 0, "to_step": 0}
+    parameters = {name: as_parameter(value) for name, value in settings.items()}
     return new_record(f"bench_{subject}", parameters, profile=profile, seed=0, modules=modules,
-                      metrics=metrics, legs=[leg],
-                      rule=f"median of {settings['repeats']}, {place}")
+                      metrics=metrics, legs=[leg], rule=rule)
 
-# %% ../../nbs/workshop/bench.ipynb #68b9d260
+# %% ../../nbs/workshop/bench.ipynb #b6e29f10
 def bench(
-    subject: str,              # one of SUBJECTS
-    settings: dict,            # parameters of take_turns
+    subject: str,              # one of SUBJECTS, or efficiency
+    settings: dict,            # parameters of take_turns or compare_encoders
     profile: str | None = None,          # of the record, "cpu" or "paper"; None: do not record
     tell: Callable = lambda line: None,  # called with a line after each measurement
-) -> dict[str, dict]:          # "n = 100, batch 1, library" -> name -> number
-    "Measure, and write it down where that is wanted."
-    settings, metrics = completed_measurement(subject, settings), {}
+) -> dict[str, dict]:          # such as "n = 100, batch 1, library" -> name -> number
+    "Measure, and record it if asked to. After an interruption, encoders measured so far are kept."
+    work, settings = completed_measurement(subject, settings)
     folder = results_folder(profile) if profile else None
-    modules, started = code_hashes(), time.monotonic()
-    try:
-        take_turns(subject, **settings, into=metrics, tell=tell)
-        if profile:
+    metrics, modules, started = {}, code_hashes(), time.monotonic()
+    def keep(wanted):
+        if profile and metrics and wanted:
             seconds = time.monotonic() - started
-            record = bench_record(subject, metrics, settings, modules, seconds, profile)
-            append(record, folder=folder)
+            append(bench_record(subject, metrics, settings, modules, seconds, profile),
+                   folder=folder)
+    try:
+        work(into=metrics, tell=tell)
+        keep(subject != "efficiency")
     except BaseException:                      # an interruption, too, comes after hours
-        if metrics:
+        if metrics and subject != "efficiency":
             from rvnnbook.lab.tables import as_text
-            print(as_text("Measured before it broke, and not recorded", bench_lines(metrics),
+            print(as_text("Measured before the error, and not recorded", bench_lines(metrics),
                           findings(metrics)), file=sys.stderr, flush=True)
         raise
+    finally:
+        keep(subject == "efficiency")
     return metrics
 
 # %% ../../nbs/workshop/bench.ipynb #422dd3ca
