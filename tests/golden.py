@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rvnnbook.core import EncoderOutput
 from rvnnbook.encoders.balanced import BalancedTree
-from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, encode_soft_tree, halt_penalty
+from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR, route
@@ -25,6 +25,7 @@ from rvnnbook.encoders.parent_beam import ParentBeam
 from rvnnbook.encoders.rir import RIR
 from rvnnbook.encoders.rir_beam import RIRBeam, cut_level, nested_search
 from rvnnbook.layers.attention import geometric_attention
+from rvnnbook.layers.cells import ACTIVATIONS
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.layers.s4d import S4DLayer
 from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft, stochastic_topk
@@ -103,36 +104,55 @@ class PreChunk(nn.Module):
         return found
 
 
-class Literal(CRvNN):
-    "Stands for the published code where a recording needs one of its defects."
+class SharedNorm(CRvNN):
+    "CRvNN with one layer norm for leaves and parents, as in the code that came with its paper."
+    def __init__(self, dim, cell="grc", **options):
+        if cell != "grc":
+            raise ValueError("a shared norm belongs to the GRC; the Tree-LSTM cell has no norm")
+        super().__init__(dim, cell, **options)
+        self.norm, self.leaf_norm, self.grc.norm = nn.LayerNorm(dim), nn.Identity(), nn.Identity()
+
+    def leaves(self, x):
+        return self.norm(super().leaves(x))
+
+    @property
+    def cell(self):
+        return lambda left, right: self.norm(self.grc(left, right))
 
 
-class Told(CRvNN):
+class PublishedRounds(CRvNN):
     "Takes as many rounds as the published rule gives, which depend on padding."
-    def forward(self, x, mask, **_):
-        return encode_soft_tree(self, x, mask, budget=crvnn_literal(self, x, mask)[2])
+    def forward(self, x, mask, **options):
+        self.granted = crvnn_literal(self, x, mask)[2]
+        return super().forward(x, mask, **options)
+
+    def max_rounds(self, mask):
+        return self.granted
 
 
 def build_crvnn(model: str, config: dict, case: str) -> CRvNN:
     original = model == "crvnn_original"
     cell = {"gelu": "gelu_tanh", "relu": "relu"}[config["hidden_activation"]] if original else "gelu"
-    return (Literal if case == "batch_max_quirk" else CRvNN)(
+    encoder = (SharedNorm if original else CRvNN)(
         config["hidden_size"], hidden=config.get("cell_hidden_size") or config["cell_size"], activation=cell,
-        scorer_activation="gelu_tanh" if original else "gelu", shared_norm=original, threshold=config["stop_threshold"],
-        transition_dim=config["small_d"] if config.get("recurrent_momentum") else 0,
-        modulation="none" if config.get("no_modulation") else "exponentials",
-        penalty=config.get("entropy_gamma", 0.0), penalty_for="unhalted" if original else "all")
+        threshold=config["stop_threshold"], transition_dim=config["small_d"] if config.get("recurrent_momentum") else 0,
+        modulation="none" if config.get("no_modulation") else "exponentials", penalty=config.get("entropy_gamma", 0.0))
+    encoder.scorer.activation = ACTIVATIONS["gelu_tanh" if original else "gelu"]
+    encoder.needs_literal = case == "batch_max_quirk"            # recorded with a defect of the published code
+    return encoder
 
 
 def evaluate_crvnn(module: CRvNN, inputs: dict, mask: torch.Tensor) -> dict:
-    "The encoder is told the numbers of rounds that the published rule gives, which depend on padding."
+    """The encoder takes the numbers of rounds that the published rule gives, which depend on padding. In the first code sentences
+    that have halted pay no penalty."""
     x = inputs["x"].clone().requires_grad_()
     states, exists, rounds = crvnn_literal(module, x, mask)
     unhalted = (exists > module.threshold).sum(1) > 1
-    if not isinstance(module, Literal):
-        out = encode_soft_tree(module, x, mask, trace=True, budget=rounds)
+    if not module.needs_literal:
+        module.max_rounds = lambda mask: rounds
+        out = module(x, mask, trace=True)
         states, exists = out.states, out.trace["existence"][-1]
-        unhalted = out.trace["penalty"] > 0
+        unhalted = (exists >= module.threshold).sum(1) > 1 if isinstance(module, SharedNorm) else torch.ones_like(unhalted)
     root, nats = states[torch.arange(len(x)), mask.sum(1) - 1], halt_penalty(exists, mask)
     return {"out.root": root, "out.sequence": states, "out.halting_steps": rounds, "out.final_exist_probs": exists,
             "out.nll_before_termination_mask": nats, "out.halt_penalty": module.penalty * nats * unhalted,
@@ -236,7 +256,7 @@ def build_rir(model: str, config: dict) -> RIR:
     encoder = RIR(config["hidden_size"], inner, config["model_chunk_size"], rule="late", hidden=config["cell_size"], dropout=config["dropout"],
                   inference="nested" if config["chunk_mode_inference"] else "flat", options=options[inner])
     if inner == "crvnn":
-        encoder.inner.__class__ = Told
+        encoder.inner.__class__ = PublishedRounds
     return encoder
 
 

@@ -1,5 +1,8 @@
 "Continuous recursion against a slow walk over single positions, against the published form, and against trees that are given."
+import inspect
 import math
+import pydoc
+import re
 import xml.etree.ElementTree as ET
 from itertools import product
 
@@ -9,15 +12,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
+from rvnnbook.core import Encoder, batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.crvnn import (
     COMPETITIONS,
     DECISIONS,
     CRvNN,
-    DecisionFunction,
+    CRvNNParts,
+    FixedTreeCRvNN,
+    PositionIndex,
+    PositionRange,
+    PositionScorer,
     continuous_recursion,
     crvnn_literal,
-    encode_soft_tree,
     extract_trees,
     halt_penalty,
     modulated_sigmoid,
@@ -25,11 +31,12 @@ from rvnnbook.encoders.crvnn import (
     modulated_sigmoid_exp,
 )
 from rvnnbook.encoders.rvnn import compose_tree
-from rvnnbook.layers.cells import GRC
+from rvnnbook.layers.cells import ACTIVATIONS, GRC
 from rvnnbook.layers.masking import add_boundary_tokens, reverse_tokens
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
 from rvnnbook.layers.neighbors_linear import neighbor_retrievers
 from rvnnbook.show.trees import soft_round_drawing
+from tests.golden import SharedNorm
 from tests.test_core import boxed, played, random_steps
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
@@ -42,10 +49,26 @@ COMPETING = [modulated_sigmoid, modulated_sigmoid_exp]
 DENSE = [DECISIONS[name, "dense"] for name in COMPETITIONS]
 
 
+ATTRIBUTES = "retriever", "form", "checkpoint", "compaction"
+
+
+def build(kind=CRvNN, window=2, scorer_activation=None, **options):
+    "An encoder in double precision; what is no argument of its constructor is set afterwards."
+    later = {name: options.pop(name) for name in ATTRIBUTES if name in options}
+    encoder = kind(DIM, **options)
+    if window != 2:
+        encoder.scorer = PositionScorer(DIM, window, options.get("transition_dim", 64))
+    if scorer_activation:
+        encoder.scorer.activation = ACTIVATIONS[scorer_activation]
+    for name, value in later.items():
+        setattr(encoder, name, value)
+    return encoder.double().eval()
+
+
 def make(seed=0, factor=1.0, **options):
     "An encoder in double precision whose scores are multiplied by a factor, with layer norms that show."
     torch.manual_seed(seed)
-    encoder = CRvNN(DIM, **options).double().eval()
+    encoder = build(**options)
     with torch.no_grad():
         for module in encoder.modules():
             if isinstance(module, torch.nn.LayerNorm):
@@ -91,23 +114,23 @@ def fetched(values, e, i, way, kind):
 def slowly(encoder, x, rounds=None):
     "Root, states, existence and rounds of one sentence (n, D), position by position (crvnn Algorithm 1)."
     n, kind = len(x), encoder.retriever
-    outer = encoder.norm if isinstance(encoder.leaf_norm, torch.nn.Identity) else encoder.leaf_norm
+    outer = encoder.norm if isinstance(encoder, SharedNorm) else encoder.leaf_norm
     r = [outer(encoder.leaf(token)) for token in (encoder.start, *x, encoder.end)]
     e = [torch.ones((), dtype=x.dtype)] * (n + 2)
     c_before = [torch.zeros((), dtype=x.dtype)] * (n + 2)
     taken, story = 0, []
     while taken < (n - 1 if rounds is None else rounds) and sum(float(v.detach()) >= encoder.threshold for v in e[1:-1]) > 1:
         lefts, rights = [r], [r]
-        for _ in range(encoder.window):
+        for _ in range(encoder.scorer.window):
             lefts.append([fetched(lefts[-1], e, i, -1, kind) for i in range(n + 2)])
             rights.append([fetched(rights[-1], e, i, 1, kind) for i in range(n + 2)])
         u = [torch.zeros((), dtype=x.dtype)] * (n + 2)
         for i in range(1, n):
             seen = [side[i][:DIM] for side in (*lefts[:0:-1], *rights)]
-            if encoder.transition:
+            if encoder.transition.dim:
                 came = c_before[i]
-                seen.append(came * encoder.transition["composed"] + (1 - came) * encoder.transition["not_composed"])
-            hidden = encoder.activation(encoder.scorer[0].weight @ torch.cat(seen) + encoder.scorer[0].bias)
+                seen.append(came * encoder.transition.composed + (1 - came) * encoder.transition.not_composed)
+            hidden = encoder.scorer.activation(encoder.scorer[0].weight @ torch.cat(seen) + encoder.scorer[0].bias)
             u[i] = (encoder.scorer[1].weight @ hidden + encoder.scorer[1].bias).squeeze()
         c = [torch.zeros((), dtype=x.dtype)] * (n + 2)
         for i in range(1, n):
@@ -131,7 +154,7 @@ def slowly(encoder, x, rounds=None):
 
 @pytest.mark.parametrize("modulation, retriever, options", [
     *product(COMPETITIONS, RETRIEVERS, [{}]), ("scores", "eq5", {"transition_dim": 0, "window": 1, "scorer_activation": "relu"}),
-    ("exponentials", "eq5", {"shared_norm": True, "window": 3, "activation": "gelu_tanh"}), ("none", "eq6", {"threshold": 0.3}),
+    ("exponentials", "eq5", {"kind": SharedNorm, "window": 3, "activation": "gelu_tanh"}), ("none", "eq6", {"threshold": 0.3}),
     ("exponentials", "eq5", {"cell": "lstm"}), ("scores", "eq5", {"checkpoint": True})])
 @few
 @given(lengths, seeds, st.sampled_from([0.3, 1.0, 4.0]), st.sampled_from(["dense", "linear"]))
@@ -159,11 +182,12 @@ def test_position_by_position(modulation, retriever, options, sizes, seed, facto
 @example([1], 0, 0, 1.0, True, True, 0.05)
 def test_published_form_without_its_constant(sizes, seed, padding, factor, competing, transition, threshold):
     encoder = make(seed, factor, modulation="exponentials" if competing else "none", transition_dim=2 * transition,
-                   threshold=threshold, shared_norm=not transition)
+                   threshold=threshold, kind=CRvNN if transition else SharedNorm)
     x, mask = batch_of(sizes, seed, padding)
     x.requires_grad_()
     states, exists, rounds = crvnn_literal(encoder, x, mask, floor=0)
-    out = encode_soft_tree(encoder, x, mask, trace=True, budget=rounds)
+    encoder.max_rounds = lambda mask: rounds
+    out = encoder(x, mask, trace=True)
     close([out.states, out.trace["existence"][-1]], [states, exists], 1e-8)
     assert [r for r, n in zip(out.trace["rounds"].tolist(), sizes) if n > 1] == [r for r, n in zip(rounds.tolist(), sizes) if n > 1]
     inputs = [x, *encoder.parameters()]
@@ -361,7 +385,8 @@ def test_halting(sizes, seed, factor, threshold):
 def test_a_budget_is_kept(rounds):
     encoder = make(0, threshold=1e-9)
     x, mask = batch_of([5, 1, 3], 0)
-    out = encode_soft_tree(encoder, x, mask, trace=True, budget=torch.full((3,), rounds))
+    encoder.max_rounds = lambda mask: torch.full((3,), rounds)
+    out = encoder(x, mask, trace=True)
     assert out.trace["rounds"].tolist() == [rounds, 0, rounds]
     close(out.root, [slowly(encoder, row[:n], rounds)[0] for row, n in zip(x, (5, 1, 3))])
 
@@ -390,16 +415,11 @@ def test_penalty(sizes, seed):
 
 def test_who_pays():
     x, mask = batch_of([6, 1, 4], 0)
-    paid = {}
-    for penalty_for in ("all", "unhalted"):
-        encoder = make(0, threshold=0.3, penalty=0.5, penalty_for=penalty_for)
-        out = encoder(x, mask, trace=True)
-        paid[penalty_for], exists = out.trace["penalty"], out.trace["existence"][-1]
-        assert float(out.loss.detach()) == pytest.approx(0.5 * float(paid[penalty_for].mean()))
-    halted = (exists >= 0.3).sum(1) == 1
-    assert halted.tolist() == [True, True, False] and paid["all"][1] == 0
-    assert (paid["all"][[0, 2]] > 0).all()
-    assert torch.equal(paid["unhalted"], paid["all"] * ~halted)
+    out = make(0, threshold=0.3, penalty=0.5)(x, mask, trace=True)
+    paid, exists = out.trace["penalty"], out.trace["existence"][-1]
+    assert float(out.loss.detach()) == pytest.approx(0.5 * float(paid.mean()))
+    assert ((exists >= 0.3).sum(1) == 1).tolist() == [True, True, False]
+    assert paid[1] == 0 and (paid[[0, 2]] > 0).all()                  # a sentence that has halted pays, too
 
 
 # ---- trees
@@ -474,7 +494,7 @@ def test_a_story_can_be_drawn(sizes, seed, factor):
 
 def same_weights(one, **options):
     "Another encoder with the weights of the first."
-    other = CRvNN(DIM, **options).double().eval()
+    other = build(**options)
     other.load_state_dict(one.state_dict())
     return other
 
@@ -535,12 +555,12 @@ def test_rounds_computed_twice_are_the_same_rounds(sizes, seed, dropout, root):
     assert all(one.equal(other) for one, other in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("structure, shape", [("left_to_right", "left"), ("balanced", "balanced")])
+@pytest.mark.parametrize("shape", ["left", "right", "balanced"])
 @pytest.mark.parametrize("cell", ["grc", "lstm"])
 @few
 @given(sizes=lengths, seed=seeds)
-def test_without_structure_it_is_a_recursive_network(structure, shape, cell, sizes, seed):
-    encoder = make(seed, structure=structure, cell=cell)
+def test_without_structure_it_is_a_recursive_network(shape, cell, sizes, seed):
+    encoder = make(seed, kind=FixedTreeCRvNN, shape=shape, cell=cell)
     x, mask = batch_of(sizes, seed, padding=1)
     out = encoder(x, mask, trace=True)
     for b, n in enumerate(sizes):
@@ -627,32 +647,71 @@ def test_compaction_is_refused_in_training():
 # ---- options
 
 @pytest.mark.parametrize("option, value, known", [
-    ("modulation", "softmax", "scores, exponentials, none"), ("retriever", "eq7", "eq5, eq6"),
-    ("scorer_activation", "tanh", "gelu, gelu_tanh, relu"), ("activation", "tanh", "gelu, gelu_tanh, relu"),
-    ("penalty_for", "some", "all, unhalted"), ("form", "matrix", "auto, dense, linear"), ("cell", "gru", "grc, lstm"),
-    ("root", "middle", "last, first"), ("structure", "right", "latent, left_to_right, balanced")])
+    ("modulation", "softmax", "scores, exponentials, none"), ("activation", "tanh", "gelu, gelu_tanh, relu"),
+    ("cell", "gru", "grc, lstm"), ("root", "middle", "last, first")])
 def test_unknown_options_are_refused_by_name(option, value, known):
-    with pytest.raises(ValueError, match=f"unknown {option.removeprefix('scorer_') if option == 'activation' else option} '{value}'; known: {known}"):
+    with pytest.raises(ValueError, match=f"unknown {option} '{value}'; known: {known}"):
         CRvNN(4, **{option: value})
 
 
-@pytest.mark.parametrize("option, value", [("window", 0), ("transition_dim", -1), ("threshold", 0.0), ("threshold", 1.0), ("penalty", -0.1),
-                                           ("compaction", -0.5), ("compaction", 0.01)])
+def test_unknown_shapes_are_refused_by_name():
+    with pytest.raises(ValueError, match="unknown shape 'up'; known: left, right, balanced"):
+        FixedTreeCRvNN(4, "up")
+
+
+@pytest.mark.parametrize("attribute, value, said", [
+    ("retriever", "eq7", "unknown retriever 'eq7'; known: eq5, eq6"), ("form", "matrix", "form must be 'auto', 'dense' or 'linear', got 'matrix'"),
+    ("compaction", -0.5, "compaction -0.5 not in"), ("compaction", 0.01, "compaction 0.01 not in")])
+def test_attributes_out_of_range_are_refused_in_forward(attribute, value, said):
+    encoder = CRvNN(4)
+    setattr(encoder, attribute, value)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        encoder(torch.randn(1, 3, 4), torch.ones(1, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("option, value", [("window", 0), ("transition_dim", -1)])
+def test_sizes_of_the_scorer_are_refused_by_name(option, value):
+    with pytest.raises(ValueError, match=f"{option}.*{value}"):
+        PositionScorer(4, **{option: value})
+
+
+@pytest.mark.parametrize("option, value", [("transition_dim", -1), ("transition_dim", -100), ("threshold", 0.0), ("threshold", 1.0),
+                                           ("penalty", -0.1)])
 def test_numbers_out_of_range_are_refused_by_name(option, value):
     with pytest.raises(ValueError, match=f"{option}.*{value}"):
         CRvNN(4, **{option: value})
 
 
 def test_a_norm_that_the_cell_does_not_have_is_refused():
-    with pytest.raises(ValueError, match="shared_norm belongs to the GRC"):
-        CRvNN(4, cell="lstm", shared_norm=True)
+    with pytest.raises(ValueError, match="shared norm belongs to the GRC"):
+        SharedNorm(4, cell="lstm")
 
 
 def test_options_arrive():
-    encoder = CRvNN(4, hidden=6, activation="relu", dropout=0.25, window=3, transition_dim=5, scorer_activation="gelu_tanh")
+    encoder = CRvNN(4, hidden=6, activation="relu", dropout=0.25, transition_dim=5)
     assert encoder.grc.w1.out_features == 6 and encoder.grc.activation is F.relu and encoder.grc.dropout.p == 0.25
-    assert encoder.scorer[0].in_features == 7 * 4 + 5 and encoder.activation(torch.tensor(1.)) == F.gelu(torch.tensor(1.), approximate="tanh")
-    assert not CRvNN(4, transition_dim=0).transition
-    names = {shared: {name for name, _ in CRvNN(4, shared_norm=shared).named_parameters()} for shared in (False, True)}
+    assert encoder.scorer[0].in_features == 5 * 4 + 5 and encoder.scorer.activation is F.relu and encoder.cell is encoder.grc
+    assert PositionScorer(4, 3, 5)[0].in_features == 7 * 4 + 5
+    assert PositionScorer(4, activation="gelu_tanh").activation(torch.tensor(1.)) == F.gelu(torch.tensor(1.), approximate="tanh")
+    assert not list(CRvNN(4, transition_dim=0).transition.parameters())
+    names = {shared: {name for name, _ in (SharedNorm if shared else CRvNN)(4).named_parameters()} for shared in (False, True)}
     assert {name for name in names[True] ^ names[False] if name.endswith("weight")} == {"norm.weight", "leaf_norm.weight", "grc.norm.weight"}
-    assert issubclass(CRvNN, DecisionFunction)
+    assert len(inspect.signature(CRvNN).parameters) == 10
+
+
+def test_parts_are_attributes_and_help_says_what_is_computed():
+    encoder = CRvNN(4)
+    assert [name for name, _ in encoder.named_children()] == ["scorer", "transition", "leaf", "grc", "leaf_norm"]
+    assert CRvNN.__mro__[1:3] == (CRvNNParts, Encoder) and "forward" in vars(CRvNN)
+    shown = pydoc.render_doc(encoder, renderer=pydoc.plaintext)
+    for line in ("soft composition in every round (crvnn section 3)", "Encode sentences: root (B, D), states (B, N, D)", "token vectors (B, N, D)"):
+        assert line in shown
+
+
+@pytest.mark.parametrize("rows", [PositionIndex(torch.tensor([2, 3, 4])), PositionRange(2, 5)], ids=["index", "range"])
+def test_rows_are_read_and_written_at_their_positions(rows):
+    values = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    new = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    flat = values.detach().flatten(0, 1)
+    assert rows.gather(values).equal(flat[2:5]) and rows.scatter(values, new).equal(torch.cat([flat[:2], new, flat[5:]]).view(2, 3, 2))
+    assert torch.autograd.gradcheck(lambda old, new: (rows.gather(old), rows.scatter(old, new)), (values, new))

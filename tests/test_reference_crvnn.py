@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from rvnnbook.encoders.crvnn import CRvNN as Encoder
+from rvnnbook.encoders.crvnn import PositionScorer
 from rvnnbook.layers.cells import GRC as BatchedGRC
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.reference.crvnn import GRC, CRvNN, left_weights, right_weights
@@ -18,10 +19,13 @@ def renamed(state):
 
 def pair(root="last", seed=0, sharpness=1.0, **options):
     torch.manual_seed(seed)
-    encoder = Encoder(DIM, root=root, **options).double().eval()
+    window = options.pop("window", 2)
+    encoder = Encoder(DIM, root=root, **options)
+    encoder.scorer = PositionScorer(DIM, window, options.get("transition_dim", 64))
+    encoder = encoder.double().eval()
     with torch.no_grad():
         encoder.scorer[1].weight *= sharpness
-    reference = CRvNN(DIM, options.get("window", 2), options.get("transition_dim", 64), options.get("threshold", 0.01)).double()
+    reference = CRvNN(DIM, window, options.get("transition_dim", 64), options.get("threshold", 0.01)).double()
     reference.load_state_dict(renamed(encoder.state_dict()))
     return encoder, reference
 

@@ -2,15 +2,16 @@
 
 # %% auto #0
 __all__ = ['literal_attention', 'library_attention', 'SCANS', 'IRUS', 'PLAIN', 'COMPILED', 'AGAIN', 'SUBJECTS', 'SMALL',
-           'NO_ROOM', 'ANSWER', 'SAME', 'spread', 'problem', 'literal_crvnn', 'library_crvnn', 'training_step',
-           'draw_noise', 'literal_beam', 'library_beam', 'replayed', 'inference', 'tables_kept', 'AttentionLayer',
-           'attend_by_form', 'multiplied', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned', 'scan_products',
-           'TreeOfGates', 'iru_loop', 'iru_steps', 'iru_products', 'attention_products', 'make_beam', 'Subject',
-           'partner', 'usual_forms', 'memory_level', 'memory_peak', 'clock', 'limit_growth', 'measure', 'compared',
-           'BenchError', 'answer_worker', 'fresh', 'check_machine', 'check_settings', 'known_counts', 'split_name',
-           'describe_measurement', 'take_turns', 'gap', 'apart', 'summarize', 'cases', 'forms_of', 'by_length', 'ratio',
-           'bench_lines', 'last_two', 'growth', 'agreement', 'compare_forms', 'grown', 'findings',
-           'completed_measurement', 'as_parameter', 'bench_record', 'bench', 'recorded_bench', 'draw_inputs']
+           'NO_ROOM', 'ANSWER', 'SAME', 'spread', 'problem', 'make_crvnn', 'literal_crvnn', 'library_crvnn',
+           'training_step', 'draw_noise', 'literal_beam', 'library_beam', 'replayed', 'inference', 'tables_kept',
+           'AttentionLayer', 'attend_by_form', 'multiplied', 'crvnn_products', 'beam_products', 'GatedMemory',
+           'scanned', 'scan_products', 'TreeOfGates', 'iru_loop', 'iru_steps', 'iru_products', 'attention_products',
+           'make_beam', 'Subject', 'partner', 'usual_forms', 'memory_level', 'memory_peak', 'clock', 'limit_growth',
+           'measure', 'compared', 'BenchError', 'answer_worker', 'fresh', 'check_machine', 'check_settings',
+           'known_counts', 'split_name', 'describe_measurement', 'take_turns', 'gap', 'apart', 'summarize', 'cases',
+           'forms_of', 'by_length', 'ratio', 'bench_lines', 'last_two', 'growth', 'agreement', 'compare_forms', 'grown',
+           'findings', 'completed_measurement', 'as_parameter', 'bench_record', 'bench', 'recorded_bench',
+           'draw_inputs']
 
 # %% ../../nbs/workshop/bench.ipynb #e34a5204
 import gc
@@ -74,6 +75,16 @@ def problem(
     direction = torch.randn(batch, dim, generator=draws).to(device)
     lengths = torch.tensor(spread(length, batch, ragged), device=device)
     return encoder, x, length_mask(lengths, length), direction
+
+# %% ../../nbs/workshop/bench.ipynb #2f6d9b18
+def make_crvnn(
+    dim: int,                  # D
+    checkpoint: bool = False,  # compute rounds again in the backward pass
+) -> CRvNN:                    # with fresh weights
+    "CRvNN with the competition of the published code."
+    encoder = CRvNN(dim, modulation="exponentials")
+    encoder.checkpoint = checkpoint
+    return encoder
 
 # %% ../../nbs/workshop/bench.ipynb #e1280b64
 def literal_crvnn(
@@ -412,7 +423,7 @@ class Subject(NamedTuple):
 PLAIN, COMPILED, AGAIN = {}, {"compiled": True}, {"checkpoint": True}
 
 SUBJECTS = {
-    "crvnn": Subject(partial(CRvNN, modulation="exponentials"), literal_crvnn, library_crvnn,
+    "crvnn": Subject(make_crvnn, literal_crvnn, library_crvnn,
                      crvnn_products, "rounds", {
                          "literal": {}, "library": {}, "library, checkpointed": AGAIN,
                          "products": {}}, False, False),
