@@ -66,8 +66,8 @@ def site_packages(tmp_path_factory):
 
 def test_the_wheel_carries_every_module_and_data_file(site_packages):
     def files(top):
-        return {str(p.relative_to(top)) for p in (top / "rvnnbook").rglob("*") if p.suffix in (".py", ".npy", ".json", ".yml", ".safetensors")}
-    assert files(site_packages) == files(ROOT)
+        return {str(p.relative_to(top)) for p in (top / "rvnnbook").rglob("*") if p.suffix in (".py", ".npy", ".json", ".yml", ".safetensors", ".typed")}
+    assert files(site_packages) == files(ROOT) and "rvnnbook/py.typed" in files(ROOT)      # type checkers read the annotations
     metadata = next(site_packages.glob("*.dist-info/METADATA")).read_text()
     needed = {r for r in re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M)}
     assert {re.split("[<>=]", r)[0] for r in needed} == {"torch", "numpy", "safetensors"}
