@@ -302,7 +302,10 @@ def revalidate_stale(
     from rvnnbook.lab import records as runs
     known, held = [], 0
     for name in words.folders or [None]:
-        known += runs.latest(runs.read_records(name))
+        found = runs.read_records(name)
+        if name and not found:
+            raise runs.RecordError(f"no records of {name!r}")
+        known += runs.latest(found)
     chosen = [record for record in runs.query_records(known, words.where)
               if runs.changed_modules(record) and words.profile in (None, record["profile"])]
     for record in chosen:

@@ -574,6 +574,7 @@ def test_a_stale_record_is_current_again_when_its_first_steps_are_repeated(tmp_p
     path = tmp_path / "nbs" / "results" / "toy.jsonl"
     line, = path.read_bytes().splitlines()
     assert call("results", "revalidate")[1] == ["0 of 0 stale records hold for the code of today"]
+    assert call("results", "revalidate", "boy") == (2, [], "rvnnbook: no records of 'boy'\n")
     edit("tasks/classify.py", "import torch\n", "import torch\nunused = 1\n")
     assert "stale: tasks.classify" in call("results", "toy")[1][-1]
     code, told, error = call("results", "revalidate", "toy", "--where", "dim == 8")

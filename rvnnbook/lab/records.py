@@ -774,7 +774,8 @@ def weights_of(
 ) -> Path | None:                      # a file of the package; None if it has none
     "The weights of a run, where they are part of the package."
     from safetensors import safe_open
-    for path in sorted(Path(str(importlib.resources.files("rvnnbook") / "weights")).glob("*-*.s*")):
+    folder = Path(str(importlib.resources.files("rvnnbook") / "weights"))
+    for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "numpy") as file:
             if (file.metadata() or {}).get("run") == record["id"]:
                 return path
