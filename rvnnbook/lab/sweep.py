@@ -299,6 +299,7 @@ def make_run(
             log.flush()
     return Attempt(code, seconds, said)
 
+# %% ../../nbs/workshop/sweep.ipynb #af3318c2
 def _last_words(output, code):
     lines = output[-2000:].decode(errors="replace").split("\n")
     said = next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -336,7 +337,8 @@ def state_after(
     failures: int = 0,       # before
 ) -> State:
     "The state of a run after an attempt."
-    word = {FINISHED: "finished", REFUSED: "refused", STOPPED: "stopped"}.get(attempt.code, "failed")
+    words = {FINISHED: "finished", REFUSED: "refused", STOPPED: "stopped"}
+    word = words.get(attempt.code, "failed")
     return State(word, failures + (word == "failed"), attempt.seconds, attempt.said)
 
 def last_attempt(
@@ -348,6 +350,7 @@ def last_attempt(
     with suppress(ValueError):
         return end and Attempt(int(end[1]), float(end[2]), end[3])
 
+# %% ../../nbs/workshop/sweep.ipynb #04cb6d1e
 def poll_states(
     plan: SweepPlan,         # of the sweep
 ) -> dict[str, State]:       # by key
