@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.cli import main
 from rvnnbook.encoders import compiled_beam, efficient_beam
-from rvnnbook.lab import bench as module
+from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.lab.bench import (SUBJECTS, BenchError, GatedMemory, agreement, apart, attention_products, beam_products, bench, bench_lines, bench_record, cases, completed_measurement, crvnn_products, findings, forms_of,
-                                fresh, gap, growth, inference, known_counts, library_attention, library_beam, library_crvnn, literal_attention, literal_beam, literal_crvnn, measure, memory_level,
-                                memory_peak, problem, recorded_bench, replayed, split_name, spread, summarize, take_turns, training_step,
-                                tables_kept, usual_forms)
+from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, completed_measurement, cases, findings, forms_of, fresh,
+                                gap, growth, known_counts, measure, memory_level, memory_peak, recorded_bench, split_name, summarize, take_turns)
+from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, inference, library_attention, library_beam,
+                                   library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, tables_kept,
+                                   training_step, usual_forms)
 from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
@@ -314,7 +315,7 @@ def test_a_form_is_what_its_name_says(monkeypatch):
             first = "compiled_search" if "compiled" in form else "arena_search"
             assert searches[:2] == [first, first] and searches[-1] == first
     assert usual_forms("beam_tree") == tuple(BEAM.forms) and "library, compiled" not in usual_forms("beam_tree", "cuda")
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(subjects, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="forms must be some of"):
         take_turns("beam_tree", (5,), forms=("library, compiled",))
     assert [form for form in BEAM.forms if form not in usual_forms("beam_tree")] == ["library, compiled", "library, compiled inference"]

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ..core import EncoderOutput
 from ..data.listops import VOCABULARY, Example, collate_listops, evaluate, make_split
 from ..encoders.rir_beam import RIRBeam, literal_nested
-from .bench import (check_machine, clock, fresh, limit_growth, literal_beam,
-                                literal_crvnn, memory_level, memory_peak)
+from .bench import (check_machine, clock, fresh, limit_growth, memory_level,
+                                memory_peak)
 from .records import read_records, select
+from .subjects import literal_beam, literal_crvnn
 from .train import classification_loss, make_optimizer
 from ..layers.tree_search import encode_with_search
 from ..registry import create_encoder, list_encoders
