@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['WORDS', 'LISTS', 'SETTINGS', 'HELD', 'ENGINES', 'SweepError', 'read_sweep_text', 'check_sweep_settings', 'rows',
            'SweepTask', 'SweepPlan', 'check_tasks', 'is_scratch', 'make_plan', 'Order', 'command_of', 'request',
-           'requested', 'hears', 'Attempt', 'make_run', 'attempt_run', 'State', 'state_after', 'last_attempt',
+           'requested', 'stop_requested', 'Attempt', 'make_run', 'attempt_run', 'State', 'state_after', 'last_attempt',
            'poll_states', 'Work', 'outcome', 'drive', 'sweep_progress', 'cores', 'slots', 'local_pool', 'ray_pool',
            'SlurmRun', 'slurm_pool', 'only_one', 'sweep', 'stop_sweep', 'report', 'Unfinished', 'obey_sweep']
 
@@ -248,7 +248,7 @@ def requested(
         return (Path(folder) / "request").read_text().strip().removeprefix("go")
     return ""
 
-def hears(
+def stop_requested(
     folder: Path,            # of a sweep
     signals: list[tuple],    # number and time of those that have come
 ) -> bool:                   # whether it is asked to stop
@@ -616,7 +616,7 @@ def sweep(
           collect_signals() as signals):     # after the engine: Ray sets a handler for SIGTERM
         work = Work(plan, lambda tasks: submit([order_of(task) for task in tasks]), workers)
         try:
-            drive(work, lambda: hears(plan.folder, signals), show)
+            drive(work, lambda: stop_requested(plan.folder, signals), show)
         except BaseException:
             with suppress(OSError):
                 request(plan.folder, "stop")
