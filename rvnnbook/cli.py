@@ -384,6 +384,7 @@ def main(
         return getattr(error, "status", 2 if isinstance(error, ValueError) else 1)
     except ModuleNotFoundError as error:
         extra = {"accelerate": "train", "pytorch_optimizer": "train", "tqdm": "train",
+                 "filelock": "train", "psutil": "train",
                  "pydantic": "train", "pandas": "export",
                  "pyarrow": "export"}.get(error.name, "book")
         print(f"rvnnbook: this needs {error.name}, which is not installed. "

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,26 +182,14 @@ def send_to_child(
 # %% ../../nbs/workshop/guard.ipynb #01d66a88
 def processes() -> dict[int, tuple]:   # number -> parent, group, seconds of processor time
     "Every process of this machine that has not ended."
-    if not Path("/proc/self/stat").exists():           # macOS
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid=,time="], capture_output=True,
-                                text=True).stdout
-        rows = [line.split() for line in listed.splitlines()]
-        return {int(row[0]): (int(row[1]), int(row[2]), _seconds(row[3])) for row in rows}
-    table, ticks = {}, os.sysconf("SC_CLK_TCK")
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
-        except OSError:                                # it has just ended
-            continue
-        if fields[0] not in "ZX":                      # not dead and waiting to be buried
-            table[int(name)] = (int(fields[1]), int(fields[2]),
-                                sum(map(int, fields[11:15])) / ticks)
+    import psutil
+    table, ended = {}, (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    for process in psutil.process_iter(["ppid", "status", "cpu_times"]):
+        with suppress(OSError):                        # it has just ended
+            known, group = process.info, os.getpgid(process.pid)
+            if known["status"] not in ended:
+                table[process.pid] = known["ppid"], group, sum((known["cpu_times"] or ())[:4])
     return table
-
-def _seconds(text):        # [days-][hours:]minutes:seconds
-    days, _, clock = text.rpartition("-")
-    parts = reversed(clock.split(":"))
-    return 86400 * int(days or 0) + sum(float(part) * 60**i for i, part in enumerate(parts))
 
 # %% ../../nbs/workshop/guard.ipynb #8120cc8c
 def family(
