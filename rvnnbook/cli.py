@@ -184,7 +184,8 @@ def add_sweep(
     what.add_argument("--stop", action="store_true", help="ask the sweep and its runs to stop")
     sweep.add_argument("--engine", choices=["local", "ray", "slurm"], default="local",
                        help="what assigns the runs (default: processes on this machine)")
-    sweep.add_argument("--address", help="of a Ray cluster; auto: the one of this machine")
+    sweep.add_argument("--address", help="of a Ray cluster (auto: the one of this machine); local, "
+                       "with slurm: processes of this machine, for trials")
 
 # %% ../nbs/workshop/cli.ipynb #9605a144
 def obey(
