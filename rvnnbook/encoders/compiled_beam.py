@@ -256,7 +256,7 @@ def compiled_search(
     "Beam search for trees in an arena with compiled bookkeeping (rir section 2)."
     (batch, width, dim), beam = leaves.shape, encoder.beam
     arena, *beams = make_arena(encoder, leaves, lengths)
-    log, cell, scorer = blank_log(encoder, arena, lengths), encoder.grc, encoder.scorer
+    log, cell, scorer = blank_log(encoder, arena), encoder.grc, encoder.scorer
     log.scores.copy_(initial_scores(batch, beam, leaves))
     log.roots.copy_(beams[0][:, 1:2])
     old = Beams(*(box.unsqueeze(1).repeat(1, beam, 1).numpy() for box in beams))

@@ -2,9 +2,9 @@
 
 # %% auto #0
 __all__ = ['run_stack', 'stack_heights', 'slot_sums', 'memory_step', 'slot_shares', 'OrderedMemory', 'match_slots',
-           'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'compose_slot', 'gate_derivatives', 'slots_backward',
-           'slots_gradients', 'slots_forward', 'ComposeSlots', 'compose_slots', 'rows_reading', 'fit_window',
-           'free_slots', 'read_memory', 'remember', 'compress', 'likely_heights', 'slot_trees']
+           'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'compose_slot', 'slots_backward', 'slots_gradients',
+           'slots_forward', 'ComposeSlots', 'compose_slots', 'rows_reading', 'fit_window', 'free_slots', 'read_memory',
+           'remember', 'compress', 'likely_heights', 'slot_trees']
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice, steps_from_tree
 from ..layers.cells import ACTIVATIONS, GRC
-from ..layers.tree_search import activation_derivative
+from ..layers.tree_search import activation_derivative, gate_derivatives
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #5e29916b
 def run_stack(
@@ -190,16 +190,6 @@ def compose_slot(
     return composed, (before, parts, mixed, mean, scale)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #dc98117b
-def gate_derivatives(
-    parts: Tensor,         # gates before the sigmoid and content, (P, 4 D)
-    below: Tensor,         # children, running and slot, (P, 2 D)
-) -> tuple[Tensor, Tensor]:    # derivative of the gated sum in each part (P, 4 D); gates (P, 3 D)
-    "Derivatives of the cell's gated sum in gates and content (crvnn Eq. 15)."
-    dim = below.shape[1] // 2
-    opened, content = parts[:, :3 * dim].sigmoid(), parts[:, 3 * dim:]
-    slopes = opened * (1 - opened) * torch.cat([below, content], 1)
-    return torch.cat([slopes, opened[:, 2 * dim:]], 1), opened
-
 def slots_backward(
     memory: OrderedMemory, # its weights are used
     grad: Tensor,          # gradient at all candidates, rows in the order of the plan, (B, L, D)
@@ -355,6 +345,7 @@ def free_slots(
     "The number of slots that no sentence uses; 0 off the CPU, where a count is waited for."
     return int((above == 0).all(0).sum()) if above.device.type == "cpu" else 0
 
+# %% ../../nbs/implementations/ordered_memory.ipynb #e41b70d9
 def read_memory(
     memory: OrderedMemory,    # its weights are used
     tokens: Tensor,           # LN(W x), (B, N, D), finite on padding

@@ -35,8 +35,11 @@ def compose_neighbors(
     left: Tensor,          # places of left children, 0 for no node, (...)
     right: Tensor,         # places of right children, (...)
 ) -> Tensor:               # places of their parents, 0 where a child is no node, (...)
-    "Look pairs up, and compose the new ones (rir section 2)."
+    "Look pairs up, and compose the new ones; all of them off the CPU (rir section 2)."
     there = (left > 0) & (right > 0)
+    if left.device.type != "cpu" and arena.kept is None:       # looking up would wait for values
+        places = arena.compose(left.flatten(), right.flatten())
+        return torch.where(there, places.view(left.shape), 0)
     places = find_pairs(arena, left[there], right[there])
     return torch.zeros_like(left).masked_scatter(there, places)
 
@@ -107,6 +110,7 @@ class ParentSearch(NamedTuple):
     scores: Tensor         # s, -inf where a slot is empty, (B, K) double
     history: list          # rows, scores, pairs, origins of every step
     notes: list            # pairs that end and since when, (B', K', 3, 2); log Z, (B', K')
+    tokens: Tensor         # where the tokens are in the flat batch, (L,)
 
 @torch.no_grad()
 def search_parents(
@@ -116,12 +120,14 @@ def search_parents(
     generator: torch.Generator | None = None,    # of the noise, where there is any
 ) -> ParentSearch:
     "The search of BT-GRC on places (rir section 2)."
-    lengths, notes = mask.sum(1), []
-    room = int((lengths - 1).sum()) * (2 * encoder.beam + 1)
-    arena = parent_arena(encoder, leaves[mask], room)
+    tokens, notes = mask.flatten().cpu().nonzero()[:, 0].to(mask.device), []
+    most = len(tokens) - len(mask) if mask.device.type == "cpu" else mask.numel()
+    flat = leaves.flatten(0, 1).index_select(0, tokens)
+    arena = parent_arena(encoder, flat, most * (2 * encoder.beam + 1))
     step = place_step(encoder, arena, notes, generator)
-    roots, scores, history = search_states(initial_rows(arena, mask), lengths, encoder.beam, step)
-    return ParentSearch(arena, roots[..., 0].long(), scores, history, notes)
+    roots, scores, history = search_states(initial_rows(arena, mask), mask.sum(1), encoder.beam,
+                                           step)
+    return ParentSearch(arena, roots[..., 0].long(), scores, history, notes, tokens)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #4d58153f
 class PairLifetimes(NamedTuple):
@@ -153,9 +159,11 @@ def plan_pairs(
 ) -> ReplayPlan:           # as `replay` wants it
     "Which pairs are to be composed with gradients, lowest first."
     made = pairs.transpose(2, 3).flatten(1, 2)                     # (B, 3 K, T)
-    lines = Lineages(made, F.pad(arena.children(made), (1, 1)), made, made)
-    places = torch.arange(1, leaves + 1, device=made.device)
-    return plan_replay(lines, places, arena.used, arena.kept is None)
+    family = torch.cat([made[..., None], arena.children(made)], -1).cpu()   # the plan's only copy
+    made, children = family[..., 0], family[..., 1:]
+    lines = Lineages(made, F.pad(children, (1, 1)), made, made)
+    plan = plan_replay(lines, torch.arange(1, leaves + 1), arena.used, arena.kept is None)
+    return ReplayPlan(*(part.to(pairs.device) for part in plan[:3]), plan.counts)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #a9c1115c
 def lifetime_scores(
@@ -184,10 +192,11 @@ def parent_search(
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
     "Search without gradients, then replay the pairs of survivors (rir section 2)."
     found = search_parents(encoder, leaves.detach(), mask, generator)
-    arena, scores, flat = found.arena, found.scores, leaves[mask]
+    arena, scores = found.arena, found.scores
     if not torch.is_grad_enabled():
         return arena.states[found.roots], scores.to(leaves.dtype), found.history
     lives, keep = trace_lifetimes(found), None
+    flat = leaves.flatten(0, 1).index_select(0, found.tokens)
     plan = plan_pairs(arena, lives.pairs, len(flat))
     if arena.kept is not None:
         keep = scale_kept(encoder.grc, arena.kept[plan.places], leaves)

@@ -92,9 +92,9 @@ class RIR(Encoder):
         trace: bool = False,                         # keep the nodes of each level
     ) -> EncoderOutput:                              # root (B, D), loss of the inner model
         x = check_batch(x, mask, self.dim)
-        x = x if self.s4d is None else self.s4d(x, mask)
+        x = x if self.s4d is None else self.s4d.mix(x, mask)
         flat = self.inference == "flat" and not self.training
-        arity = max(2, int(mask.sum(1).max())) if flat else self.arity
+        arity = max(2, mask.shape[1]) if flat else self.arity      # flat: one chunk
         return recurse(self.inner, self.leaf_norm(self.leaf(x)), mask, arity, self.rule, trace)
 
 # %% ../../nbs/implementations/rir.ipynb #47c82adf

@@ -227,11 +227,14 @@ def log_sums(
     logs: Tensor,          # logarithms, (..., B, N), -inf for zero
     first: Tensor,         # where each window begins, (B, N)
     stop: Tensor,          # where it ends, exclusive, (B, N), >= first
+    longest: int | None = None,    # no window is longer; None: looked up in the windows
 ) -> Tensor:               # logarithm of the sum over each window, (..., B, N)
     "Log-domain sums over any windows, composed from lengths that are powers of two."
     total, table = torch.full_like(logs, -torch.inf), logs
     length = stop - first
-    for level in range(int(length.max()).bit_length() if length.numel() else 0):
+    if longest is None:
+        longest = int(length.max()) if length.numel() else 0
+    for level in range(longest.bit_length()):
         step = 2 ** level                                      # table: sums over so many positions
         part = length & step > 0
         more = table.gather(-1, first.clamp(max=logs.shape[-1] - 1).expand_as(logs))

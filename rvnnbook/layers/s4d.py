@@ -206,7 +206,11 @@ class S4DLayer(nn.Module):
         x: Tensor,                       # token vectors, (B, N, D)
         mask: Tensor,                    # (B, N) bool, True = token, tokens first
     ) -> Tensor:                         # token vectors in context, zero on padding, (B, N, D)
-        x, there = check_batch(x, mask, self.dim), mask[..., None]
+        return self.mix(check_batch(x, mask, self.dim), mask)
+
+    def mix(self, x: Tensor, mask: Tensor) -> Tensor:        # (B, N, D), 0 on padding; (B, N)
+        "The layer on a batch that was checked."
+        there = mask[..., None]
         read = torch.where(there, self.norm(x), 0) if self.place == "pre" else x
         past, future = self.kernel(x.shape[1])[0].chunk(2)
         ahead, back = (direct * read for direct in self.D.chunk(2, -1))

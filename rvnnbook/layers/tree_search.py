@@ -3,12 +3,12 @@
 # %% auto #0
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_step', 'search_states', 'steps_from_merges',
            'build_beam_trace', 'merges_of', 'choose_proposals', 'mark_repeated', 'active_counts', 'initial_scores',
-           'encode_with_search', 'Search', 'make_arena', 'grc_parts', 'draw_kept', 'scale_kept', 'make_nodes',
-           'blank_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back', 'trace_lineages', 'trace_back',
-           'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'first_keys', 'next_keys',
-           'ReplayPlan', 'plan_replay', 'replay_forward', 'cell_backward', 'activation_derivative', 'collect_gradients',
-           'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores', 'search_and_replay',
-           'kept_factors', 'final_trees']
+           'encode_with_search', 'Search', 'make_arena', 'grc_parts', 'children_parts', 'draw_kept', 'scale_kept',
+           'make_nodes', 'blank_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back', 'trace_lineages',
+           'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'first_keys',
+           'next_keys', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
+           'collect_gradients', 'Replay', 'replay_parameters', 'replay', 'LineageScores', 'birth_steps', 'score_pairs',
+           'lineage_scores', 'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from typing import NamedTuple
@@ -43,10 +43,9 @@ def merge_rows(
     beside: Tensor,        # scores of the pairs to either side, (R, 2)
 ) -> tuple[Tensor, Tensor]:    # rows (R, W + 1), scores (R, W)
     "Replace two nodes by one and remove the gap."
-    gap = torch.arange(rows.shape[1] - 1, device=rows.device)
-    gap = gap + (gap > pick + 1)
-    rows = rows.gather(1, gap).scatter_(1, pick + 1, places)
-    both = torch.cat([pick, pick + 1], 1)
+    gap, behind = torch.arange(rows.shape[1] - 1, device=rows.device), pick + 1
+    gap, both = gap + (gap > behind), torch.cat([pick, behind], 1)
+    rows = rows.gather(1, gap).scatter_(1, behind, places)
     return rows, logits.gather(1, gap[:, :-1]).scatter_(1, both, beside)
 
 # %% ../../nbs/implementations/tree_search.ipynb #ac9c3771
@@ -108,16 +107,21 @@ def search_states(
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
     "Compose until every hypothesis is one node (rir section 2)."
     rows, whole, history = torch.arange(len(leaves), device=leaves.device), [], []
-    states, scores, longest = leaves[:, None], leaves.new_zeros(len(leaves), 1), int(lengths.max())
+    states, scores, counts = leaves[:, None], leaves.new_zeros(len(leaves), 1), lengths.tolist()
+    longest = max(counts)
     for done in range(longest):
-        going = lengths[rows] > done + 1
-        slots = width - scores.shape[1]
-        whole.append((rows[~going], F.pad(states[~going, :, 0], (0, 0, 0, slots)),
-                      F.pad(scores[~going], (0, slots), value=-torch.inf)))
-        rows, states, scores = rows[going], states[going, :, :longest - done], scores[going]
-        if len(rows):
+        if done + 1 in counts:                                 # some sentences have ended
+            gone, going = (torch.tensor([at for at, n in enumerate(counts) if (n > done + 1) == on],
+                                        dtype=torch.int64, device=rows.device) for on in (0, 1))
+            slots = width - scores.shape[1]
+            whole.append((rows[gone], F.pad(states[gone, :, 0], (0, 0, 0, slots)),
+                          F.pad(scores[gone], (0, slots), value=-torch.inf)))
+            rows, states, scores, lengths = (box[going] for box in (rows, states, scores, lengths))
+            counts = [n for n in counts if n > done + 1]
+        states = states[:, :, :longest - done]
+        if counts:
             places = torch.arange(longest - done - 1, device=leaves.device)
-            pairs = places < lengths[rows, None] - done - 1
+            pairs = places < lengths[:, None] - done - 1
             states, scores, picks, origins = step(states, scores, pairs)
             history.append((rows, scores.detach(), picks, origins))
     rows, roots, scores = (torch.cat(parts) for parts in zip(*whole))
@@ -214,8 +218,8 @@ def active_counts(
     lengths: Tensor,       # nodes of every sentence at the beginning, (B,), never rising
 ) -> list[int]:            # how many sentences have two nodes or more in each step; 0 at the end
     "How many sentences take part in each step, when the longest come first."
-    steps = torch.arange(int(lengths.max()), device=lengths.device)
-    return (lengths > steps[:, None] + 1).sum(1).tolist()
+    lengths = lengths.cpu()
+    return (lengths > torch.arange(int(lengths.max()))[:, None] + 1).sum(1).tolist()
 
 def initial_scores(
     batch: int,            # B, sentences
@@ -290,12 +294,20 @@ def grc_parts(
     keep: Tensor | None = None,    # factors of the hidden units, (M, H)
 ) -> tuple[Tensor, Tensor, Tensor]:    # before the activation, parts, what is normed
     "The cell up to its norm: (M, H), gates and content (M, 4 D), (M, D) (crvnn Eq. 14-15)."
-    before = cell.w1(torch.cat([left, right], -1))
+    return children_parts(cell, torch.cat([left, right], -1), keep)
+
+def children_parts(
+    cell: GRC,             # the cell
+    below: Tensor,         # left and right children, side by side, (M, 2 D)
+    keep: Tensor | None = None,    # factors of the hidden units, (M, H)
+) -> tuple[Tensor, Tensor, Tensor]:    # as grc_parts
+    "The cell up to its norm, for children in one tensor (crvnn Eq. 14-15)."
+    before, (left, right) = cell.w1(below), below.chunk(2, -1)
     hidden = cell.activation(before)
     parts = cell.w2(hidden if keep is None else hidden * keep)
-    opened, content = parts[:, :3 * cell.dim].sigmoid(), parts[:, 3 * cell.dim:]
-    keep_left, keep_right, write = opened.chunk(3, -1)
-    return before, parts, keep_left * left + keep_right * right + write * content
+    keep_left, keep_right, write = parts[:, :3 * cell.dim].sigmoid().chunk(3, -1)
+    mixed = torch.addcmul(keep_left * left, keep_right, right)
+    return before, parts, torch.addcmul(mixed, write, parts[:, 3 * cell.dim:])
 
 def draw_kept(
     cell: GRC,             # the cell
@@ -319,12 +331,13 @@ def make_nodes(
     arena: Tensor,         # (B M, D + 2 d)
     around: Tensor,        # outer left, left, right, outer right of each merge, (R, 4)
     keep: Tensor | None,   # factors of the hidden units, (R, H)
+    split: tuple,          # weight and bias of both halves, from `scorer.split()`
 ) -> tuple[Tensor, Tensor]:    # new nodes (R, D + 2 d); scores of the pairs beside them (R, 2)
     "Compose and rescore."
     dim, cell, scorer = encoder.dim, encoder.grc, encoder.scorer
     met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
-    node = cell.norm(grc_parts(cell, met[:, 1, :dim], met[:, 2, :dim], keep)[-1])
-    halves = F.linear(node[:, :scorer.width], *scorer.split())         # right half, left half
+    node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
+    halves = F.linear(node[:, :scorer.width], *split)                  # right half, left half
     beside = torch.cat([met[:, 0, dim + scorer.width:], met[:, 3, dim:dim + scorer.width]], 1)
     logits = scorer.finish((halves + beside).view(len(around), 2, -1))
     return torch.cat([node, halves], 1), logits.masked_fill(around[:, ::3] == 0, -torch.inf)
@@ -332,11 +345,11 @@ def make_nodes(
 # %% ../../nbs/implementations/tree_search.ipynb #ab30f1fb
 def blank_log(
     encoder,               # an EfficientBeam
-    arena: Tensor,         # (B, M, D + 2 d)
-    lengths: Tensor,       # tokens of every sentence, (B,)
+    arena: Tensor,         # (B, M, D + 2 d), from make_arena
 ) -> Search:               # tensors to be filled
     "Empty tensors for the decisions of a search."
-    batch, beam, steps = len(arena), encoder.beam, int(lengths[0]) - 1
+    (batch, room, _), beam = arena.shape, encoder.beam
+    steps = (room - 2) // (1 + beam)                           # 2 + steps places at the beginning
     counts = torch.arange(beam, device=arena.device)
     dropped = encoder.training and encoder.grc.dropout.p > 0
     return Search(arena.flatten(0, 1), counts.new_zeros(steps, batch, beam, 4),
@@ -355,27 +368,28 @@ def arena_search(
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena (rir section 2)."
     (batch, width, _), beam, noisy = leaves.shape, encoder.beam, encoder.training and encoder.noise
-    arena, rows, logits = make_arena(encoder, leaves, lengths)
-    log, scores = blank_log(encoder, arena, lengths), initial_scores(batch, beam, leaves)
+    (arena, rows, logits), split = make_arena(encoder, leaves, lengths), encoder.scorer.split()
+    log, scores = blank_log(encoder, arena), initial_scores(batch, beam, leaves)
     rows, logits = rows.repeat_interleave(beam, 0), logits.repeat_interleave(beam, 0)
     keys = leaf_keys(len(log.arena), arena.device) if encoder.distinct else None
-    sentence = torch.arange(batch, device=leaves.device)[:, None]
-    places = arena.shape[1] * sentence + log.roots.new_tensor(range(1 + width, 1 + width + beam))
+    side, sentence = (torch.arange(n, device=leaves.device) for n in (4, batch))
+    first, places = (n * sentence[:, None] for n in (beam, arena.shape[1]))
+    places = places + log.roots.new_tensor(range(1 + width, 1 + width + beam))
     for step, going in enumerate(active_counts(lengths)):
-        log.scores[going:len(scores)] = scores[going:]
-        log.roots[going:len(scores)] = rows[beam * going:, 1].view(-1, beam)
+        if going < len(scores):
+            log.scores[going:len(scores)] = scores[going:]
+            log.roots[going:len(scores)] = rows[beam * going:, 1].view(-1, beam)
         if not going:
             return log
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
         held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
-        parent, pick, scores, norms = choose_proposals(logits[:, 1:-1].view(going, beam, -1),
-                                                       scores,
-                                             noisy, generator, held)
-        source, pick = (parent + beam * sentence[:going]).view(-1), pick.view(-1, 1)
+        parent, pick, scores, norms = choose_proposals(
+            logits[:, 1:-1].view(going, beam, -1), scores, noisy, generator, held)
+        source, pick = (parent + first[:going]).view(-1), pick.view(-1, 1)
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
-        around = rows.gather(1, torch.cat([pick + side for side in range(4)], 1))
+        around = rows.gather(1, pick + side)
         keep = kept_units(encoder, log, step, len(rows))
-        nodes, beside = make_nodes(encoder, log.arena, around, keep)
+        nodes, beside = make_nodes(encoder, log.arena, around, keep, split)
         start = 1 + width + beam * step
         arena[:going, start:start + beam] = nodes.view(going, beam, -1)
         new = (places[:going] + beam * step).view(-1, 1)
@@ -614,7 +628,7 @@ def replay_forward(
         pairs, kept = plan.children[done:done + count], keep
         if keep is not None:
             kept = keep[done:done + count]
-        before, parts, mixed = grc_parts(cell, *nodes[pairs].unbind(1), kept)
+        before, parts, mixed = children_parts(cell, nodes[pairs].flatten(1), kept)
         nodes[start:start + count], mean, scale = torch.native_layer_norm(
             mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
         levels.append((before, parts, mixed, mean, scale))
@@ -622,23 +636,15 @@ def replay_forward(
     return nodes, levels
 
 # %% ../../nbs/implementations/tree_search.ipynb #eaf8a0e4
-def cell_backward(
-    cell: GRC,             # the cell
-    grad: Tensor,          # gradients at the nodes of one height, (R, D)
-    level: tuple,          # saved by `replay_forward`
-    below: Tensor,         # their children, left and right, (R, 2 D)
-    derivative: Tensor,    # derivative of the activation, (R, H)
-) -> tuple[Tensor, ...]:   # gradients at parts, hidden units, children, gain and shift
-    "Backward pass of the cell: (R, 4 D), (R, H), (R, 2 D), (D,), (D,) (crvnn Eq. 14-15)."
-    _, parts, mixed, mean, scale = level
-    delta, *at_norm = torch.ops.aten.native_layer_norm_backward(
-        grad, mixed, [cell.dim], mean, scale, cell.norm.weight, cell.norm.bias, [True] * 3)
-    opened, content = parts[:, :3 * cell.dim].sigmoid(), parts[:, 3 * cell.dim:]
-    through = delta.repeat(1, 3) * opened
-    gates = through * (1 - opened) * torch.cat([below, content], 1)
-    at_parts = torch.cat([gates, through[:, 2 * cell.dim:]], 1)
-    at_hidden = at_parts @ cell.w2.weight * derivative
-    return at_parts, at_hidden, through[:, :2 * cell.dim] + at_hidden @ cell.w1.weight, *at_norm
+def gate_derivatives(
+    parts: Tensor,         # gates before the sigmoid and content, (P, 4 D)
+    below: Tensor,         # children side by side, (P, 2 D)
+) -> tuple[Tensor, Tensor]:    # derivative of the gated sum in each part (P, 4 D); gates (P, 3 D)
+    "Derivatives of the cell's gated sum in gates and content (crvnn Eq. 15)."
+    dim = below.shape[1] // 2
+    opened, content = parts[:, :3 * dim].sigmoid(), parts[:, 3 * dim:]
+    slopes = opened * (1 - opened) * torch.cat([below, content], 1)
+    return torch.cat([slopes, opened[:, 2 * dim:]], 1), opened
 
 def activation_derivative(
     cell: GRC,             # the cell
@@ -657,21 +663,25 @@ def collect_gradients(
     cell: GRC,             # the cell
     grad: Tensor,          # gradients at leaves and nodes, (L + M, D); completed in place
     plan: ReplayPlan,      # what was composed
-    levels: list,          # from `replay_forward`
-    nodes: Tensor,         # states of leaves and nodes, (L + M, D)
-    derivative: Tensor,    # derivative of the activation, (M, H)
-) -> tuple[Tensor, ...]:   # gradients at parts (M, 4 D), hidden units (M, H), gain and shift (D,)
-    "Propagate gradients from parents to children, by decreasing height."
-    own, stop = grad[len(grad) - len(derivative):], len(derivative)
-    at_parts, at_hidden = derivative.new_empty(stop, 4 * cell.dim), torch.empty_like(derivative)
-    at_norm = [torch.zeros_like(cell.norm.weight)] * 2
-    for level, count in zip(levels[::-1], plan.counts[::-1]):
-        rows, pairs = slice(stop - count, stop), plan.children[stop - count:stop]
-        at_parts[rows], at_hidden[rows], at_children, *more = cell_backward(
-            cell, own[rows], level, nodes[pairs].flatten(1), derivative[rows])
-        grad.index_add_(0, pairs.flatten(), at_children.view(-1, cell.dim))
-        at_norm, stop = [one + other for one, other in zip(at_norm, more)], stop - count
-    return at_parts, at_hidden, *at_norm
+    normed: list,          # what is normed, mean and scale of every height, (R, ...) each
+    at_parts: Tensor,      # derivatives of the gated sum, (M, 4 D); in place the gradients
+    opened: Tensor,        # gates, (M, 3 D); changed
+    at_hidden: Tensor,     # derivatives of the activation, (M, H); in place the gradients
+) -> None:
+    "Propagate gradients from parents to children, by decreasing height (crvnn Eq. 14-15)."
+    own, stop, dim = grad[len(grad) - len(at_hidden):], len(at_hidden), cell.dim
+    for (mixed, *moments), count in zip(normed[::-1], plan.counts[::-1]):
+        rows = slice(stop - count, stop)
+        delta, *_ = torch.ops.aten.native_layer_norm_backward(
+            own[rows], mixed, [dim], *moments, cell.norm.weight, cell.norm.bias,
+            [True, False, False])
+        for box, width in ((at_parts, 4), (opened, 2)):
+            box[rows, :width * dim].unflatten(1, (width, dim)).mul_(delta[:, None])
+        at_hidden[rows].mul_(at_parts[rows] @ cell.w2.weight)
+        at_children = torch.addmm(opened[rows, :2 * dim], at_hidden[rows], cell.w1.weight)
+        grad.index_add_(0, plan.children[rows].flatten(), at_children.view(-1, dim))
+        stop -= count
+
 
 # %% ../../nbs/implementations/tree_search.ipynb #31ee2c6c
 class Replay(torch.autograd.Function):
@@ -694,14 +704,30 @@ class Replay(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         (nodes, keep), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
-        hidden, derivative = activation_derivative(cell, ctx.levels, nodes)
+        if not ctx.levels:
+            return grad, None, None, None, *map(torch.zeros_like, replay_parameters(cell))
+        hidden, at_hidden = activation_derivative(cell, ctx.levels, nodes)
         if keep is not None:
-            hidden, derivative = hidden * keep, derivative * keep
-        at_parts, at_hidden, *at_norm = collect_gradients(cell, grad, ctx.plan, ctx.levels, nodes,
-                                                          derivative)
-        below = nodes[ctx.plan.children.flatten()].view(-1, 2 * cell.dim)
-        return (grad[:len(grad) - len(hidden)], None, None, None, at_hidden.T @ below,
-                at_hidden.sum(0), at_parts.T @ hidden, at_parts.sum(0), *at_norm)
+            hidden, at_hidden = hidden * keep, at_hidden * keep
+        below = nodes[ctx.plan.children].flatten(1)
+        _, parts, *normed = zip(*ctx.levels)
+        at_parts, opened = gate_derivatives(torch.cat(parts), below)
+        collect_gradients(cell, grad, ctx.plan, list(zip(*normed)), at_parts, opened, at_hidden)
+        at_leaves, own = grad.split([len(grad) - len(hidden), len(hidden)])
+        mixed, mean, scale = map(torch.cat, normed)
+        _, *at_norm = torch.ops.aten.native_layer_norm_backward(
+            own, mixed, [cell.dim], mean, scale, cell.norm.weight, cell.norm.bias,
+            [False, True, True])
+        return (at_leaves, None, None, None, at_hidden.T @ below, at_hidden.sum(0),
+                at_parts.T @ hidden, at_parts.sum(0), *at_norm)
+
+# %% ../../nbs/implementations/tree_search.ipynb #5e8d31aa
+def replay_parameters(
+    cell: GRC,             # the cell
+) -> tuple:                # weights and biases of both layers, gain and shift of the norm
+    "The parameters of a cell in the order of `Replay`."
+    return (cell.w1.weight, cell.w1.bias, cell.w2.weight, cell.w2.bias, cell.norm.weight,
+            cell.norm.bias)
 
 def replay(
     cell: GRC,             # the cell
@@ -710,8 +736,7 @@ def replay(
     keep: Tensor | None = None,    # factors of the hidden units, (M, H); None: no dropout
 ) -> Tensor:               # states of leaves and nodes, (L + M, D)
     "Compose the nodes of a plan, with gradients."
-    return Replay.apply(leaves, plan, keep, cell, cell.w1.weight, cell.w1.bias, cell.w2.weight,
-                        cell.w2.bias, cell.norm.weight, cell.norm.bias)
+    return Replay.apply(leaves, plan, keep, cell, *replay_parameters(cell))
 
 # %% ../../nbs/implementations/tree_search.ipynb #022ab9b0
 class LineageScores(torch.autograd.Function):
@@ -735,7 +760,8 @@ class LineageScores(torch.autograd.Function):
         logits, pairs, births, scored, norms = ctx.saved_tensors
         rates = (-norms.double()).masked_fill(~scored, -torch.inf).flatten(0, 1)
         deaths = torch.arange(1, norms.shape[-1] + 1, device=norms.device).expand_as(norms)
-        lived = torch.stack([log_sums(rates, birth.flatten(0, 1), deaths.flatten(0, 1))
+        longest = None if grad.device.type == "cpu" else norms.shape[-1]    # else it would wait
+        lived = torch.stack([log_sums(rates, birth.flatten(0, 1), deaths.flatten(0, 1), longest)
                              for birth in births.unbind(-1)], -1).view(pairs.shape)
         scores = F.pad(logits.double(), (0, 1), value=-torch.inf)
         grads = F.pad(scored[..., None].double(), (1, 1)) - (scores[pairs] + lived).exp()
@@ -773,7 +799,8 @@ def score_pairs(
     pairs = [torch.full_like(left, len(different)).masked_scatter(there, part) for left, there, part
              in zip(lefts, real, which.split([len(code) for code in codes]))]
     as_right, as_left = F.linear(nodes[:, :scorer.width], *scorer.split()).chunk(2, -1)
-    left, right = different // len(nodes), different % len(nodes)
+    left, right, *pairs = (part.to(nodes.device) for part in (
+        different // len(nodes), different % len(nodes), *pairs))
     return scorer.finish(as_left.index_select(0, left) + as_right.index_select(0, right)), pairs
 
 def lineage_scores(
@@ -783,10 +810,27 @@ def lineage_scores(
     sizes: Tensor,         # nodes of every sentence or chunk at the beginning, (B,)
 ) -> Tensor:               # sums over the merges of every hypothesis, (B, K)
     "What the merges of a lineage add to its score."
-    steps, since = torch.arange(lines.made.shape[2], device=logits.device), birth_steps(lines)
+    steps, since = torch.arange(lines.made.shape[2], device=sizes.device), birth_steps(lines)
     scored = (lines.made > 0) & (steps < sizes[:, None, None] - 2)
     since = torch.maximum(since[..., :3], since[..., 1:])
+    since, scored = (part.to(logits.device) for part in (since, scored))
     return LineageScores.apply(logits, pairs, since, scored, lines.norms)
+
+# %% ../../nbs/implementations/tree_search.ipynb #c3b7f0d4
+def on_host(
+    log: Search,           # from search
+    lengths: Tensor,       # tokens of every sentence, (B,)
+) -> tuple[Search, Tensor]:    # the decisions without norms, and the lengths, on the CPU
+    "Copy the decisions of a search to the CPU, in one copy."
+    if lengths.device.type == "cpu":
+        return log, lengths
+    parts = [log.around, log.parents, (log.scores > -torch.inf).long(), lengths]
+    whole = torch.cat([part.flatten() for part in parts]).cpu()
+    around, parents, there, lengths = (
+        flat.view(part.shape) for flat, part in zip(whole.split([p.numel() for p in parts]), parts))
+    scores = torch.zeros(there.shape).masked_fill(there == 0, -torch.inf)
+    return log._replace(around=around, parents=parents, scores=scores,
+                        norms=torch.zeros(parents.shape)), lengths
 
 # %% ../../nbs/implementations/tree_search.ipynb #4cd5aa79
 def search_and_replay(
@@ -798,19 +842,25 @@ def search_and_replay(
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search without gradients, then replay the final hypotheses (rir section 2)."
     log = encoder.search(leaves.detach(), lengths, generator)
-    lines = trace_back(log, lengths) if trace or torch.is_grad_enabled() else None
-    trees = final_trees(lines, lengths, len(log.arena)) if trace else None
+    (batch, width, _), total, device = leaves.shape, len(log.arena), leaves.device
+    lines = trees = None
+    if trace or torch.is_grad_enabled():
+        found, lengths = on_host(log, lengths)
+        lines = trace_back(found, lengths)
+        trees = final_trees(lines, lengths, total).to(device) if trace else None
     if not torch.is_grad_enabled():
         return log.arena[log.roots, :encoder.dim], log.scores, trees
-    (batch, width, _), total = leaves.shape, len(log.arena)
-    inside = torch.arange(width, device=leaves.device) < lengths[:, None]
-    places = torch.arange(total, device=leaves.device).view(batch, -1)[:, 1:width + 1]
-    plan = plan_replay(lines, places[inside], total, log.kept is None)
-    nodes = replay(encoder.grc, leaves[inside], plan, kept_factors(encoder, log, plan))
+    inside = (torch.arange(width) < lengths[:, None]).flatten().nonzero()[:, 0]
+    places = torch.arange(total).view(batch, -1)[:, 1:width + 1].flatten()[inside]
+    plan = plan_replay(lines, places, total, log.kept is None)
+    here = ReplayPlan(*(part.to(device) for part in plan[:3]), plan.counts)
+    nodes = replay(encoder.grc, leaves.flatten(0, 1).index_select(0, inside.to(device)), here,
+                   kept_factors(encoder, log, here))
     logits, (pairs,) = score_pairs(encoder.scorer, nodes, plan.number, [lines.around])
-    scores = lineage_scores(logits, pairs, lines, lengths)
+    norms = log.norms.permute(1, 2, 0).gather(1, lines.slots.to(device))
+    scores = lineage_scores(logits, pairs, lines._replace(norms=norms), lengths)
     scores = torch.where(log.scores > -torch.inf, scores, -torch.inf)
-    return nodes[plan.number[log.roots]], scores, trees
+    return nodes[here.number[log.roots]], scores, trees
 
 # %% ../../nbs/implementations/tree_search.ipynb #df821a11
 def kept_factors(
