@@ -266,7 +266,7 @@ def block_diagram(
     fig, ax = canvas(width=right - left + .2, height=high - low + .2)
     for name, (x, y, text, color) in boxes.items():
         ink, (w, h) = "black" if color is None else COLORS[color], edges[name][2:]
-        ax.add_patch(FancyBboxPatch((x - w, y - h), 2 * w, 2 * h, lw=1.5, edgecolor=ink, alpha=1,
+        ax.add_patch(FancyBboxPatch((x - w, y - h), 2 * w, 2 * h, lw=1.5, edgecolor=ink,
                                     boxstyle="round,pad=0.02", gid=name,
                                     facecolor="none" if color is None else ink + "22"))
         ax.text(x, y, text, ha="center", va="center", fontsize=9)
