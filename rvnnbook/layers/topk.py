@@ -42,6 +42,7 @@ def stochastic_topk(
     order = best_first(logits if noise is None else logits + noise, mask)
     return masked_softmax(logits, mask), order[..., :k]
 
+# %% ../../nbs/topk.ipynb #c31a2bf5
 def best_first(
     scores: Tensor,        # (..., S)
     mask: Tensor,          # True = the place counts, (..., S) bool
@@ -61,6 +62,7 @@ def choice_matrix(
         raise ValueError(f"k must lie between 1 and {scores.shape[-1]} candidates, got {k}")
     return F.one_hot(best_first(scores, mask)[..., :k], scores.shape[-1]).to(scores.dtype)
 
+# %% ../../nbs/topk.ipynb #c0a802a3
 def one_soft(
     scores: Tensor,        # s, of candidates, (..., C)
     mask: Tensor,          # True = there is a candidate, (..., C) bool
