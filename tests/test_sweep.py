@@ -545,9 +545,17 @@ def two_nodes():
         for name in [name for name in os.environ if name.startswith("RVNNBOOK_")]:
             patch.delenv(name)
         node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 * 2**20}
-        cluster = Cluster(initialize_head=True, head_node_args=node)
+        for attempt in range(3):              # Ray gives a node thirty seconds to start, which a busy machine may exceed
+            cluster = Cluster()
+            try:
+                cluster.add_node(**node)
+                cluster.add_node(**node, resources={"second": 2})
+                break
+            except Exception:
+                cluster.shutdown()
+                if attempt == 2:
+                    raise
         try:
-            cluster.add_node(**node, resources={"second": 2})
             yield cluster.address
         finally:
             cluster.shutdown()
