@@ -301,6 +301,7 @@ def genealogy_line(
             f'<text x="{(bend + x2) / 2:.1f}" y="{y2 - 6:.1f}" font-size="10">'
             f"{html.escape(text)}</text>")
 
+# %% ../../nbs/workshop/trees.ipynb #a20c000d
 def genealogy_drawing(
     beams: Sequence,  # for each step the hypotheses, each a tuple of choices one longer than before
     labels: dict | None = None,     # {prefix: text} written above the edge that leads to it
