@@ -53,7 +53,8 @@ def scale_of(
     minutes = sorted({max(1, round(run["wall_s"] / 60)) for run in runs})
     spent = " to ".join(dict.fromkeys(str(m) for m in (minutes[0], minutes[-1])))
     seeds = len({run["seed"] for run in runs})
-    return (f"{', '.join(sizes)}; {seeds} seed{'s' * (seeds > 1)}, {spent} "
+    count = f"{seeds} seed{'s' * (seeds > 1)}" + f", {len(runs)} runs" * (len(runs) > seeds)
+    return (f"{', '.join(sizes)}; {count}, {spent} "
             f"minute{'s' * (spent != '1')}{' each' * (len(runs) > 1)}")
 
 # %% ../../nbs/workshop/leaderboard.ipynb #5ca1e005
@@ -90,9 +91,10 @@ def plain_table(
         last = len(cells) - 1
         side = ["left" if at in (0, last) else "right" for at in range(len(cells))]
         return "<tr>" + "".join(
-            f'<{tag} style="text-align:{to};padding:0.15rem 0.6rem">{escape(cell)}</{tag}>'
+            f'<{tag} style="text-align:{to};padding:0.15rem 0.6rem;'
+            f'vertical-align:top">{escape(cell)}</{tag}>'
             for cell, to in zip(cells, side)) + "</tr>"
-    return ('<div style="overflow-x:auto"><table class="comparison" style="font-size:0.9em">'
+    return ('<div style="overflow-x:auto"><table style="font-size:0.9em">'
             f"<thead>{row(head, 'th')}</thead>"
             f"<tbody>{''.join(row(line, 'td') for line in lines)}</tbody></table></div>")
 
