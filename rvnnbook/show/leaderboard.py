@@ -90,6 +90,7 @@ def plain_table(
     def row(cells, tag):
         last = len(cells) - 1
         side = ["left" if at in (0, last) else "right" for at in range(len(cells))]
+        side[-1] += ";min-width:14rem"
         return "<tr>" + "".join(
             f'<{tag} style="text-align:{to};padding:0.15rem 0.6rem;'
             f'vertical-align:top">{escape(cell)}</{tag}>'
