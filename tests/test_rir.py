@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch.testing import assert_close
 
-from rvnnbook.core import batch_gap, length_mask, padding_gap
+from rvnnbook.core import batch_gap, length_mask, pad_batch, padding_gap
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.crvnn import CRvNN
 from rvnnbook.encoders.rir import INNERS, RIR, LeftFold, make_inner, recurse
 from rvnnbook.encoders.rvnn import compose_by_round
 from rvnnbook.layers.chunks import chunk, CHUNK_RULES, compose_levels_literal, level_lengths
+from rvnnbook.registry import create_encoder
 
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=20)
@@ -208,3 +209,20 @@ def test_levels_are_cut_as_recorded(name):
         assert torch.equal(real.flatten(0, 1), recorded[:, :real.shape[2]]) and not recorded[:, real.shape[2]:].any()
         mask = real[:, :, 0]
     assert mask.shape[1] == 1
+
+
+@pytest.mark.parametrize("name", ["transformer", "lstm", "s4d", "ordered_memory"])
+def test_an_encoder_as_inner_model(name):
+    encoder = RIR(8, create_encoder(name, dim=8), arity=3, inference="nested", pre=None).double().eval()
+    x, mask = pad_batch([torch.randn(n, 8).double() for n in (10, 1, 4)])
+    assert batch_gap(encoder, x, mask) < 1e-9 and padding_gap(encoder, x, mask) < 1e-9
+    one = encoder.leaf_norm(encoder.leaf(x[2, :4]))
+    def inner(nodes):
+        return encoder.inner(torch.stack(nodes)[None], torch.ones(1, len(nodes), dtype=torch.bool)).root[0]
+    assert_close(encoder(x, mask).root[2], inner([inner(list(one[:3])), one[3]]))
+
+
+@pytest.mark.parametrize("options", [{"hidden": 4}, {"dropout": .1}, {"options": {"start": "zero"}}])
+def test_options_of_a_module_as_inner_model_refused(options):
+    with pytest.raises(ValueError, match="where the encoder is made"):
+        RIR(8, create_encoder("lstm", dim=8), **options)

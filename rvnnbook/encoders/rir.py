@@ -47,6 +47,9 @@ def make_inner(
 ) -> nn.Module:                    # called with chunks and their mask; gives an EncoderOutput
     "An inner model by name, for nodes instead of tokens (rir section 3)."
     if isinstance(name, nn.Module):
+        if hidden or dropout or options:
+            raise ValueError("hidden, dropout and options are for an inner model made by name; "
+                             "pass them where the encoder is made")
         return name
     check_choice("inner", name, INNERS)
     if options.get("cell", "grc") != "grc":
