@@ -55,6 +55,7 @@ def opened(browser, base, path, size=PHONE):
     context = browser.contexts[0] if browser.contexts else browser.new_context()   # one, so that scripts are read once
     page, wrong, local = context.new_page(), [], (base, "data:", "blob:")
     page.set_viewport_size(size)
+    page.set_default_timeout(300_000)           # patience for a busy machine
     page.on("request", lambda request: None if request.url.startswith(local) else wrong.append(f"external request: {request.url}"))
     page.on("console", lambda message: wrong.append(f"console error: {message.text[:200]}") if message.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(f"page error: {str(error)[:300]}"))
@@ -125,7 +126,7 @@ def test_every_toc_entry_has_its_page(built):
 
 
 def test_the_site_names_no_machine(built):
-    files = [file for kind in ("*.html", "*.ipynb", "searchindex.js") for file in SITE.rglob(kind) if "vendor" not in file.parts]
+    files = [file for kind in ("*.html", "*.ipynb", "search-index.js") for file in SITE.rglob(kind) if "vendor" not in file.parts]
     words = re.compile(r"(?<![\w.])/(?:work|root|tmp)/|localhost")
     found = {str(file.relative_to(SITE)): sorted(set(words.findall(file.read_text(errors="replace")))) for file in files}
     assert not {name: words for name, words in found.items() if words}
@@ -158,20 +159,55 @@ def test_table_one_can_be_stepped_through(built):
 
 
 def test_steppers_in_print(browser, site):
-    with opened(browser, site, WITH_STEPPERS[0]) as (page, _):
+    with opened(browser, site, WITH_STEPPERS[-1]) as (page, _):
         page.emulate_media(media="print")
-        shown = page.eval_on_selector_all(".stepper .frame", "frames => frames.filter(f => f.checkVisibility({visibilityProperty: true})).length")
-        assert shown == page.locator(".stepper .frame").count() > 1
+        shown = page.eval_on_selector_all("figure.stepper", """figures => figures.filter(f => f.querySelector("figcaption").checkVisibility())
+            .map(f => [...f.querySelectorAll(".frame")].map(frame => frame.checkVisibility({visibilityProperty: true})))""")
+        assert shown and all(len(frames) > 1 and all(frames) for frames in shown)      # a folded solution stays folded
         assert page.eval_on_selector_all(".player-steps", "boxes => boxes.length > 0 && boxes.every(b => b.offsetHeight === 0)")
 
 
-def test_search_finds_a_word(browser, site):
-    with opened(browser, site, PAGES[0]) as (page, wrong):
-        page.goto(f"{site}/search.html?q=matplotlib")
-        page.wait_for_selector("#search-results li a", timeout=8000)
-        hits = page.eval_on_selector_all("#search-results li a", "links => links.map(a => a.getAttribute('href'))")
-        assert any("plots" in hit for hit in hits)
+QUERIES = {  # what a reader types -> the page that answers it, or either of two
+    "gated recursive cell": "cells", "modulated sigmoid": "crvnn", "beam search": "beam_tree", "halting": "halting", "geometric attention": "attention",
+    "chunk size": "balanced rir", "scorer gradient": "crvnn_gradients", "how to train": "workshop/train", "create_encoder": "workshop/registry",
+    "ListOps accuracy": "experiments/listops experiments/length_generalization", "CRvNN": "crvnn", "NDR": "ndr", "Self-IRU": "self_iru",
+    "EBT-GRC": "efficient_beam_tree", "RIR": "rir", "Ordered Memory": "ordered_memory",
+}
+
+
+def searched(page, base, query):
+    "Addresses of the results for a query, in order."
+    page.goto(f"{base}/search.html?q={query}")
+    page.wait_for_function("query => document.querySelector('.search-results').dataset.query === query", arg=query)
+    return page.eval_on_selector_all(".search-results > li > a", "links => links.map(a => new URL(a.href).pathname)")
+
+
+@pytest.mark.parametrize("how", ["served", "from the disk"])
+def test_search_finds_the_page_that_answers(browser, site, how):
+    base, places = site if how == "served" else SITE.resolve().as_uri(), {}
+    with opened(browser, base, PAGES[0]) as (page, wrong):
+        for query, answers in QUERIES.items():
+            wanted = tuple(f"/nbs/{answer}.html" for answer in answers.split())
+            places[query] = next((place for place, hit in enumerate(searched(page, base, query), 1) if hit.endswith(wanted)), 99)
+        assert any("plots" in hit for hit in searched(page, base, "matplotlib"))
         assert wrong == []
+    assert max(places.values()) <= 3 and sum(place == 1 for place in places.values()) >= 14, places
+
+
+def test_the_search_field_of_a_page_leads_to_results_with_marked_words(browser, site):
+    with opened(browser, site, "nbs/workshop/registry", {"width": 1300, "height": 900}) as (page, wrong):
+        page.keyboard.press("Control+k")
+        page.locator("#pst-search-dialog input[name=q]").fill("registry")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".search-results li mark")
+        page.locator(".search-results .search-title").first.click()
+        page.wait_for_selector("article .highlighted", state="attached")
+        assert wrong == []
+
+
+def test_only_the_search_page_loads_the_index(built):
+    loading = [str(file.relative_to(SITE)) for file in SITE.rglob("*.html") if re.search(r"search-?index\.js|searchtools\.js", file.read_text())]
+    assert loading == ["search.html"]
 
 
 def test_notebooks_can_be_downloaded(browser, site):
