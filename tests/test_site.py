@@ -3,6 +3,7 @@
 `make book` builds it. Chromium is $CHROMIUM or one on the path; without one these tests are skipped,
 and under REQUIRE_BROWSER=1 they fail. RVNNBOOK_SITE names another folder to judge than build/book."""
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -208,6 +209,31 @@ def test_the_search_field_of_a_page_leads_to_results_with_marked_words(browser, 
 def test_only_the_search_page_loads_the_index(built):
     loading = [str(file.relative_to(SITE)) for file in SITE.rglob("*.html") if re.search(r"search-?index\.js|searchtools\.js", file.read_text())]
     assert loading == ["search.html"]
+
+
+def test_every_icon_of_a_page_has_an_outline(built):
+    sheet, sizes = (SITE / "_static" / "icons.css").read_text(), {"fa-solid", "fa-regular", "fa-lg"}
+    used = {name for file in SITE.rglob("*.html") for words in re.findall(r'<(?:i|span) class="([^"]*\bfa-[^"]*)"', file.read_text()) for name in re.findall(r"fa-[\w-]+", words)}
+    assert len(used) > 5 and not [name for name in used - sizes if f".{name}::before" not in sheet]
+    assert not (SITE / "_static" / "scripts" / "fontawesome.js").exists()
+
+
+def weight(browser, base, path):
+    "Bytes that a first visit to a page loads, as a server that compresses sends them."
+    context, got = browser.new_context(viewport={"width": 1300, "height": 900}), []
+    page = context.new_page()
+    page.on("response", lambda reply: got.append(reply))
+    page.goto(f"{base}/{path}.html", wait_until="load")
+    page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => null)")
+    page.wait_for_load_state("networkidle")
+    total = sum(min(len(body), len(gzip.compress(body))) for body in (reply.body() for reply in got))
+    context.close()
+    return total
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page in ("nbs/crvnn", "nbs/beam_tree", "nbs/rir", "nbs/experiments/listops")])
+def test_a_chapter_weighs_at_most_a_megabyte(browser, site, path):
+    assert weight(browser, site, path) <= 1_000_000
 
 
 def test_notebooks_can_be_downloaded(browser, site):
