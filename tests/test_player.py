@@ -83,6 +83,12 @@ def test_without_scripts_the_last_frame_shows(opened):
     assert page.locator("#fig-a .frame-label").last.inner_text() == LABELS[-1]
 
 
+def test_a_stepper_in_a_folded_solution_stays_hidden(opened):
+    page = opened()
+    page.evaluate("document.querySelector('article').style.visibility = 'hidden'")
+    assert visible(page) == [False] * 4 and not page.locator("#fig-a .player-steps").is_visible()
+
+
 @pytest.mark.parametrize("scripts", [True, False])
 def test_in_print_every_frame_shows_with_its_label(opened, scripts):
     page = opened(java_script_enabled=scripts)

@@ -162,7 +162,7 @@ def test_table_one_can_be_stepped_through(built):
 def test_steppers_in_print(browser, site):
     with opened(browser, site, WITH_STEPPERS[-1]) as (page, _):
         page.emulate_media(media="print")
-        shown = page.eval_on_selector_all("figure.stepper", """figures => figures.filter(f => f.querySelector("figcaption").checkVisibility())
+        shown = page.eval_on_selector_all("figure.stepper", """figures => figures.filter(f => f.querySelector("figcaption").checkVisibility({visibilityProperty: true}))
             .map(f => [...f.querySelectorAll(".frame")].map(frame => frame.checkVisibility({visibilityProperty: true})))""")
         assert shown and all(len(frames) > 1 and all(frames) for frames in shown)      # a folded solution stays folded
         assert page.eval_on_selector_all(".player-steps", "boxes => boxes.length > 0 && boxes.every(b => b.offsetHeight === 0)")
