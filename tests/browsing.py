@@ -75,3 +75,16 @@ def turn_through(page, name):
     assert page.evaluate("window.heard.slice(0, 2)") == labels[:2], "Play goes on by one, from the first frame"
     page.evaluate("name => document.querySelector(`#${name} button[aria-label=Pause]`)?.click()", name)    # two frames end by themselves
     assert play.count() == 1
+
+
+def accessibility(page, theme):
+    "What axe-core finds serious or critical on a page in the light or the dark, as sentences."
+    if not page.evaluate("() => Boolean(window.axe)"):
+        page.evaluate((ROOT / "node_modules" / "axe-core" / "axe.min.js").read_text())
+    found = page.evaluate("""theme => {
+        document.documentElement.style.setProperty("transition", "none");
+        document.documentElement.dataset.theme = document.documentElement.dataset.mode = theme;
+        const rules = Object.fromEntries(["label-content-name-mismatch", "skip-link"].map(rule => [rule, {enabled: true}]));
+        return axe.run(document, {resultTypes: ["violations"], rules}); }""", theme)["violations"]
+    return [f"{theme}: {rule['id']}, {len(rule['nodes'])} times, as in {rule['nodes'][0]['html'][:120]} at {rule['nodes'][0]['target']}"
+            for rule in found if rule["impact"] in ("serious", "critical") or rule["id"] == "heading-order"]

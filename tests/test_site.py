@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.browsing import ROOT, missing, serving, turn_through
+from tests.browsing import ROOT, accessibility, missing, serving, turn_through
 
 BOOK = Path(os.environ.get("RVNNBOOK_SITE", ROOT / "build" / "book"))
 SITE = BOOK / "_build" / "html"
@@ -259,6 +259,35 @@ def test_pages_open_from_the_disk(browser, built):
             assert 'class="frame-label"' in (SITE / f"{path}.html").read_text()
 
 
+SAMPLE = ["index", "nbs/play", "nbs/crvnn", "nbs/experiments/listops", "nbs/workshop/registry", "nbs/glossary", "api/rvnnbook.registry", "search", "prf-prf", "py-modindex"]
+
+
+def inaccessible(browser, base, path):
+    with opened(browser, base, path, {"width": 1300, "height": 900}) as (page, _):
+        return [sentence for theme in ("light", "dark") for sentence in accessibility(page, theme)]
+
+
+@pytest.mark.parametrize("path", [page for page in SAMPLE if not BUILT or (SITE / f"{page}.html").exists()])
+def test_accessibility_of_a_sample(browser, site, path):
+    assert inaccessible(browser, site, path) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", [*PAGES, "genindex"])
+def test_accessibility_of_every_page(browser, site, path):
+    assert inaccessible(browser, site, path) == []
+
+
+def test_the_skip_link_leads_to_the_text(browser, site):
+    with opened(browser, site, "nbs/workshop/registry", {"width": 1300, "height": 900}) as (page, _):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to main content"
+        assert page.locator("#pst-skip-link a").is_visible()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
 GOOD = """<!doctype html><html lang="en"><head><title>t</title><link rel="icon" href="data:,"></head><body style="background:#fff;color:#000">
 <article><h1>h</h1><figure id="fig-a"><div class="drawing"><svg viewBox="0 0 9 9" width="9" role="img" aria-label="a dot"></svg></div>
 <figcaption>A dot.</figcaption></figure></article></body></html>"""
@@ -278,6 +307,23 @@ FAULTS = {
     "in SPAN.k": GOOD.replace("</h1>", '</h1><div class="highlight"><pre><span class="k" style="color:#ddd">for</span></pre></div>'),
     "mathematics": GOOD.replace("</h1>", '</h1><mjx-merror data-mjx-error="Undefined control sequence">x</mjx-merror>'),
 }
+
+
+BARRIERS = {
+    "button-name": GOOD.replace("</h1>", "</h1><button></button>"),
+    "color-contrast": GOOD.replace("</h1>", '</h1><p style="color:#ccc">pale</p>'),
+    "summary-name": GOOD.replace("</h1>", "</h1><details><summary></summary>x</details>"),
+    "label-content-name-mismatch": GOOD.replace("</h1>", '</h1><button aria-label="Find">Search</button>'),
+    "heading-order": GOOD.replace("</h1>", "</h1><h4>deep</h4>"),
+}
+
+
+@pytest.mark.parametrize("barrier", ["", *BARRIERS])
+def test_barriers_are_seen(browser, tmp_path, barrier):
+    (tmp_path / "page.html").write_text(BARRIERS.get(barrier, GOOD))
+    with serving(tmp_path) as base:
+        found = inaccessible(browser, base, "page")
+    assert (not found) if not barrier else any(barrier in sentence for sentence in found), found
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
