@@ -168,6 +168,14 @@ def test_steppers_in_print(browser, site):
         assert page.eval_on_selector_all(".player-steps", "boxes => boxes.length > 0 && boxes.every(b => b.offsetHeight === 0)")
 
 
+def test_code_wraps_in_print(browser, site):
+    with opened(browser, site, "nbs/workshop/registry", {"width": 600, "height": 900}) as (page, _):
+        cut = "() => [...document.querySelectorAll('article pre')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+        assert page.evaluate(cut) > 0, "on a screen of this width code scrolls"
+        page.emulate_media(media="print")
+        assert page.evaluate(cut) == 0
+
+
 QUERIES = {  # what a reader types -> the page that answers it, or either of two
     "gated recursive cell": "cells", "modulated sigmoid": "crvnn", "beam search": "beam_tree", "halting": "halting", "geometric attention": "attention",
     "chunk size": "balanced rir", "scorer gradient": "crvnn_gradients", "how to train": "workshop/train", "create_encoder": "workshop/registry",
