@@ -127,7 +127,7 @@ def search_parents(
     step = place_step(encoder, arena, notes, generator)
     roots, scores, history = search_states(initial_rows(arena, mask), mask.sum(1), encoder.beam,
                                            step)
-    return ParentSearch(arena, roots[..., 0].long(), scores, history, notes, tokens)
+    return ParentSearch(arena, roots[..., 0].long(), scores.double(), history, notes, tokens)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #4d58153f
 class PairLifetimes(NamedTuple):
