@@ -506,20 +506,19 @@ class Arena:
         entries: int,          # entries of the table, >= 1
         dropped: bool,         # whether dropout is active
     ):
-        total, notes = 1 + len(leaves) + room, describe(leaves)
         self.cell, self.describe, self.used = cell, describe, 1 + len(leaves)
-        self.states, self.notes = (F.pad(box, (0, 0, 1, room)) for box in (leaves, notes))
-        self.codes = torch.full((total,), -1, device=leaves.device)      # left child * room + right
+        self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, describe(leaves)))
+        total, width = self.used + room, cell.w1.out_features
+        self.codes = torch.full((total,), -1, device=leaves.device)   # left child * total + right
         self.table = self.codes.new_zeros(entries)     # where a pair was put last
-        self.kept = leaves.new_zeros(total, cell.w1.out_features,
-                                     dtype=torch.bool) if dropped else None
+        self.kept = leaves.new_zeros(total, width, dtype=torch.bool) if dropped else None
 
     def children(
         self,
         places: Tensor,        # places of nodes, any shape
     ) -> Tensor:               # places of their two children, 0 for a leaf, (..., 2)
         "Children of nodes."
-        code, total = self.codes[places].clamp(min=0), len(self.states)
+        code, total = self.codes[places].clamp(min=0), len(self.codes)
         return torch.stack([code // total, code % total], -1)
 
     def compose(
@@ -528,13 +527,12 @@ class Arena:
         right: Tensor,         # places of right children, (R,)
     ) -> Tensor:               # places of their new parents, (R,)
         "Compose pairs into the next places."
-        here = slice(self.used, self.used + len(left))
-        below, keep = (self.states.index_select(0, at) for at in (left, right)), None
+        here, keep = slice(self.used, self.used + len(left)), None
+        below = [self.states.index_select(0, at) for at in (left, right)]
         if self.kept is not None:
-            keep = draw_kept(self.cell, len(left), self.states)
-            self.kept[here] = keep > 0
-        made = self.cell.norm(grc_parts(self.cell, *below, keep)[-1])
-        self.states[here], self.notes[here] = made, self.describe(made)
+            self.kept[here] = (keep := draw_kept(self.cell, len(left), self.states)) > 0
+        self.states[here] = made = self.cell.norm(grc_parts(self.cell, *below, keep)[-1])
+        self.notes[here] = self.describe(made)
         self.codes[here], self.used = left * len(self.states) + right, here.stop
         return torch.arange(here.start, here.stop, device=left.device)
 
