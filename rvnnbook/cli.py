@@ -301,6 +301,7 @@ def revalidate_stale(
 ) -> str:                          # what to say
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
+    from rvnnbook.lab.revalidate import revalidate
     known, held = [], 0
     for name in words.folders or [None]:
         found = runs.read_records(name)
@@ -311,7 +312,7 @@ def revalidate_stale(
               if runs.changed_modules(record) and words.profile in (None, record["profile"])]
     for record in chosen:
         try:
-            found = runs.revalidate(record, 60 * words.minutes)
+            found = revalidate(record, 60 * words.minutes)
             said, held = f"holds: {found['repeated']}", held + 1
         except runs.RecordError as error:
             said = f"not confirmed: {error}"
@@ -357,11 +358,13 @@ def bench(
     settings = {name: value for name, value in vars(words).items()
                 if name not in ("command", "subject", "record")}
     profile = "paper" if words.device == "cuda" else "cpu"
-    metrics = measured(words.subject, settings, profile if words.record else None,
-                       lambda line: print(line, file=sys.stderr, flush=True))
+    tell = lambda line: print(line, file=sys.stderr, flush=True)
+    profile = profile if words.record else None
     if words.subject == "efficiency":
-        from rvnnbook.lab.efficiency import efficiency_lines
+        from rvnnbook.lab.efficiency import EFFICIENCY, efficiency_lines
+        metrics = measured(EFFICIENCY, settings, profile, tell)
         return as_text(f"A step of training, width {words.dim}", efficiency_lines(metrics), [])
+    metrics = measured(words.subject, settings, profile, tell)
     return as_text(f"A step of {words.subject}, width {words.dim}", bench_lines(metrics),
                    findings(metrics))
 

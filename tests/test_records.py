@@ -25,6 +25,7 @@ from rvnnbook.lab.records import (POINTS, Leg, Record, RecordError, append, as_f
                                digest, end_to_end, identity, latest, load, loaded_modules, make_trace, merge_records, read_records, read_trace,
                                over_seeds, results_folder, results_table, scan, select, sittings, telling, trace_path, validate, validate_trace,
                                query_records, write_csv, write_parquet)
+from rvnnbook.lab.revalidate import revalidate
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
 
@@ -637,7 +638,7 @@ def test_a_record_is_current_if_any_of_its_revalidations_is(tmp_path):
     assert add(modules=now) == [] and load("toy", "revalidated and not stale", tmp_path)["id"].tolist() == [make()["id"]]
     assert add(modules={"rvnnbook.core": "0" * 12}) == []
     with pytest.raises(RecordError, match="no training to repeat"):
-        runs.revalidate(make(), folder=tmp_path)
+        revalidate(make(), folder=tmp_path)
 
 
 # ---- choosing and showing

@@ -21,9 +21,10 @@ os.environ.setdefault("ACCELERATE_USE_CPU", "true")    # bit-equality is promise
 
 from rvnnbook.data.batches import BucketLoader  # noqa: E402
 from rvnnbook.data.listops import collate_listops  # noqa: E402
+from rvnnbook.lab.records import git_state, machine  # noqa: E402
 from rvnnbook.lab.train import (  # noqa: E402
-    CheckpointError, TrainingError, classification_loss, copy_of, evaluate_classifier, export_weights, git_state,
-    load_best, load_weights, machine, pack_state, read_checkpoint, unpack_state)
+    CheckpointError, TrainingError, classification_loss, copy_of, evaluate_classifier, export_weights,
+    load_best, load_weights, pack_state, read_checkpoint, unpack_state)
 from rvnnbook.tasks.classify import accuracy  # noqa: E402
 from tests.training import EXAMPLES, TEST, go, go_together, go_until_killed, judge, make_model  # noqa: E402
 

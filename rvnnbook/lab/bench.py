@@ -4,7 +4,7 @@
 __all__ = ['SMALL', 'NO_ROOM', 'ANSWER', 'SAME', 'memory_level', 'memory_peak', 'clock', 'limit_growth', 'measure', 'compared',
            'BenchError', 'answer_worker', 'fresh', 'check_machine', 'check_settings', 'known_counts', 'split_name',
            'describe_measurement', 'take_turns', 'gap', 'apart', 'summarize', 'cases', 'forms_of', 'by_length', 'ratio',
-           'bench_lines', 'last_two', 'growth', 'agreement', 'compare_forms', 'grown', 'findings',
+           'bench_lines', 'last_two', 'growth', 'agreement', 'compare_forms', 'grown', 'findings', 'Comparison',
            'completed_measurement', 'as_parameter', 'bench_record', 'bench', 'recorded_bench', 'draw_inputs']
 
 # %% ../../nbs/workshop/bench.ipynb #e34a5204
@@ -24,12 +24,13 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .records import (append, code_hashes, new_record, read_records, results_folder,
-                                  select)
+from .records import (
+    append, code_hashes, git_state, machine, new_record, read_records, results_folder, select)
 from .subjects import (
     SUBJECTS, inference, partner, problem, spread, training_step, usual_forms)
 
@@ -497,15 +498,20 @@ def findings(
     return said + agreement(metrics)
 
 # %% ../../nbs/workshop/bench.ipynb #5d6bb989
+class Comparison(NamedTuple):
+    "A benchmark with a measurement of its own, such as that of all encoders."
+    name: str                  # of its records, behind bench_
+    work: Callable             # measures like take_turns, for its settings
+    complete: Callable         # fills in settings and checks them
+    rule: str                  # what a number is
+
 def completed_measurement(
-    subject: str,              # one of SUBJECTS, or efficiency
-    settings: dict,            # parameters of take_turns or compare_encoders
+    subject: str | Comparison, # one of SUBJECTS, or a benchmark of its own
+    settings: dict,            # parameters of take_turns or of the comparison
 ) -> tuple[Callable, dict]:    # measures, given (into, tell); all that says what is measured
     "Checked settings, with nothing missing and nothing unknown; None stands for the default."
-    work = partial(take_turns, subject)
-    if subject == "efficiency":                # imports all encoders
-        from rvnnbook.lab.efficiency import check_efficiency, compare_encoders, known_entrants
-        work = compare_encoders
+    own = isinstance(subject, Comparison)
+    work = subject.work if own else partial(take_turns, subject)
     known = {name: parameter.default
              for name, parameter in inspect.signature(work).parameters.items()
              if name not in ("one", "into", "tell")}
@@ -513,9 +519,8 @@ def completed_measurement(
         raise ValueError(f"unknown settings {', '.join(sorted(unknown))}; "
                          f"known: {', '.join(known)}")
     filled = known | {name: value for name, value in settings.items() if value is not None}
-    if subject == "efficiency":
-        filled["encoders"] = filled["encoders"] or known_entrants()
-        check_efficiency(filled)
+    if own:
+        subject.complete(filled)
     elif filled["lengths"] is inspect.Parameter.empty:
         raise ValueError("lengths must be given")
     else:
@@ -535,7 +540,7 @@ def as_parameter(
 
 # %% ../../nbs/workshop/bench.ipynb #68b9d260
 def bench_record(
-    subject: str,              # one of SUBJECTS, or efficiency
+    subject: str | Comparison, # one of SUBJECTS, or a benchmark of its own
     metrics: dict[str, dict],  # what was measured
     settings: dict,            # what was not by default
     modules: dict[str, str],   # code_hashes() when it began
@@ -544,26 +549,27 @@ def bench_record(
     place: str = "in a fresh process",    # where each was measured
 ) -> dict:                     # a valid record
     "The record of a benchmark: one leg without steps."
-    from rvnnbook.lab.train import git_state, machine
     _, settings = completed_measurement(subject, settings)
-    rule = (f"mean of the steps, each encoder {place}" if subject == "efficiency" else
-            f"median of {settings['repeats']}, each {place}")
+    own = isinstance(subject, Comparison)
+    name = subject.name if own else subject
+    rule = f"{subject.rule} {place}" if own else f"median of {settings['repeats']}, each {place}"
     began = datetime.now(timezone.utc) - timedelta(seconds=seconds)
     leg = {**git_state(), **machine(settings["device"]), "threads": settings["threads"],
            "started": began.isoformat(timespec="seconds"), "seconds": seconds,
            "from_step": 0, "to_step": 0}
-    parameters = {name: as_parameter(value) for name, value in settings.items()}
-    return new_record(f"bench_{subject}", parameters, profile=profile, seed=0, modules=modules,
+    parameters = {key: as_parameter(value) for key, value in settings.items()}
+    return new_record(f"bench_{name}", parameters, profile=profile, seed=0, modules=modules,
                       metrics=metrics, legs=[leg], rule=rule)
 
 # %% ../../nbs/workshop/bench.ipynb #b6e29f10
 def bench(
-    subject: str,              # one of SUBJECTS, or efficiency
-    settings: dict,            # parameters of take_turns or compare_encoders
+    subject: str | Comparison, # one of SUBJECTS, or a benchmark of its own
+    settings: dict,            # parameters of take_turns or of the comparison
     profile: str | None = None,          # of the record, "cpu" or "paper"; None: do not record
     tell: Callable = lambda line: None,  # called with a line after each measurement
 ) -> dict[str, dict]:          # such as "n = 100, batch 1, library" -> name -> number
     "Measure, and record it if asked to. After an interruption, encoders measured so far are kept."
+    own = isinstance(subject, Comparison)
     work, settings = completed_measurement(subject, settings)
     folder = results_folder(profile) if profile else None
     metrics, modules, started = {}, code_hashes(), time.monotonic()
@@ -574,15 +580,15 @@ def bench(
                    folder=folder)
     try:
         work(into=metrics, tell=tell)
-        keep(subject != "efficiency")
+        keep(not own)
     except BaseException:                      # an interruption, too, comes after hours
-        if metrics and subject != "efficiency":
+        if metrics and not own:
             from rvnnbook.lab.tables import as_text
             print(as_text("Measured before the error, and not recorded", bench_lines(metrics),
                           findings(metrics)), file=sys.stderr, flush=True)
         raise
     finally:
-        keep(subject == "efficiency")
+        keep(own)
     return metrics
 
 # %% ../../nbs/workshop/bench.ipynb #422dd3ca
