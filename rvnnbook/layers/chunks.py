@@ -71,12 +71,13 @@ def cut_rows(
     "Cut each sentence by a length that is known on the host (rir Eq. 6)."
     sizes = [chunk_size(length, arity, rule) for length in lengths]
     count = max(-(-length // size) for length, size in zip(lengths, sizes))
-    inside = torch.arange(max(map(min, lengths, sizes)), device=states.device)     # (A,)
-    length, size, row = (torch.tensor(numbers, device=states.device)[:, None, None]
+    inside = torch.arange(max(map(min, lengths, sizes)))                           # (A,)
+    length, size, row = (torch.tensor(numbers)[:, None, None]
                          for numbers in (lengths, sizes, range(len(states))))
-    places = torch.arange(count, device=states.device)[:, None] * size + inside    # (B, C, A)
+    places = torch.arange(count)[:, None] * size + inside                          # (B, C, A)
     real = (inside < size) & (places < length)
     found = (row * states.shape[1] + torch.where(real, places, 0)).flatten()
+    found, real = found.to(states.device), real.to(states.device)
     chunks = states.flatten(0, 1).index_select(0, found).unflatten(0, real.shape)
     return torch.where(real[..., None], chunks, 0), real
 
