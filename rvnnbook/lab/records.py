@@ -6,8 +6,8 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'HALF', 
            'git_state', 'machine', 'new_record', 'Trace', 'make_trace', 'validate_trace', 'end_to_end',
            'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records', 'read_trace',
            'check_results', 'check_weights', 'Merged', 'merge_records', 'conflicts', 'changed_modules',
-           'is_revalidated', 'sittings', 'Revalidation', 'select', 'latest', 'as_frame', 'load', 'query_records',
-           'telling', 'over_seeds', 'results_table', 'write_csv', 'write_parquet']
+           'is_revalidated', 'sittings', 'Revalidation', 'append_revalidation', 'select', 'latest', 'as_frame', 'load',
+           'query_records', 'telling', 'over_seeds', 'results_table', 'write_csv', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -17,7 +17,6 @@ import importlib
 import importlib.metadata
 import importlib.resources
 import json
-import math
 import os
 import platform
 import re
@@ -25,7 +24,6 @@ import reprlib
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cache
@@ -741,6 +739,23 @@ class Revalidation(_Strict):
     threads: _Count
     libraries: Annotated[dict[_Words, _Words], AfterValidator(_with_torch)]
     recorded: _Time
+
+def append_revalidation(
+    record: dict,                      # a record of the folder
+    repeated: str,                     # what was repeated with later code
+    differences: dict[str, float],     # from the recorded numbers, by name
+    modules: dict[str, str],           # hashes of the later code
+    folder: Path,                      # of the results
+) -> dict:                             # the line that was added
+    "Note that a record holds for later code."
+    state, here = git_state(), machine()
+    content = {"record": record["id"], "experiment": record["experiment"], "repeated": repeated,
+               "differences": differences, "commit": state["commit"], "dirty": state["dirty"],
+               "modules": modules, "device": here["device"], "threads": record["threads"],
+               "libraries": libraries(), "recorded": _now()}
+    content = validate({"id": signature(content), **content})
+    _add_lines(folder / f"{record['experiment']}.jsonl", {content["id"]: _line(content)})
+    return content
 
 # %% ../../nbs/workshop/records.ipynb #2202198a
 def select(

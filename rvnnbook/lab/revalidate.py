@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 
 from .records import (
-    RecordError, _add_lines, _line, _now, _source_file, changed_modules, code_hashes, git_state,
-    libraries, machine, read_trace, results_folder, signature, validate)
+    RecordError, append_revalidation, changed_modules, code_hashes, read_trace, results_folder)
 
 # %% ../../nbs/workshop/revalidate.ipynb #7e1a0005
 CLOSE = {"loss": 1e-3, "accuracy": 2e-2, "half precision": 1e-2}   # differences that may be
@@ -90,7 +89,7 @@ def weights_of(
 
 # %% ../../nbs/workshop/revalidate.ipynb #5d2f1b06
 def _there(modules):
-    return {name for name in modules if _source_file(name).is_file()}
+    return {name for name, code in code_hashes(modules).items() if code != "absent"}
 
 def revalidate(
     record: dict,                      # of a training, from read_records
@@ -115,11 +114,4 @@ def revalidate(
     if unused := sorted(set(changed_modules(record)) & _there(record["modules"]) - modules.keys()):
         raise RecordError(f"{', '.join(unused)} changed, and what was repeated does not use it")
     modules |= code_hashes(_there(record["modules"]))
-    state, here = git_state(), machine()
-    content = {"record": record["id"], "experiment": record["experiment"], "repeated": told,
-               "differences": differences, "commit": state["commit"], "dirty": state["dirty"],
-               "modules": modules, "device": here["device"], "threads": record["threads"],
-               "libraries": libraries(), "recorded": _now()}
-    content = validate({"id": signature(content), **content})
-    _add_lines(folder / f"{record['experiment']}.jsonl", {content["id"]: _line(content)})
-    return content
+    return append_revalidation(record, told, differences, modules, folder)
