@@ -207,7 +207,7 @@ def _with_torch(versions):
 _Scores = Annotated[dict[_Words, _Number], Field(min_length=1), AfterValidator(_in_range)]
 
 class Record(_Strict):
-    "One run: what was asked, what came out, and with which code on which machine."
+    "One run: its parameters, code, machine and metrics."
     id: _pattern("[0-9a-f]{16}")
     experiment: _pattern("[a-z][a-z0-9_]*")
     profile: Literal[PROFILES]
@@ -248,7 +248,7 @@ def _is_revalidation(content):
     return "record" in content
 
 def _conform(name, schema, content):
-    "Refuse content that does not follow a schema; the first fault is told, and how many follow."
+    "Refuse content that does not follow a schema; report the first fault and the number of others."
     try:
         schema.model_validate(content)
     except ValidationError as error:
