@@ -187,7 +187,8 @@ def test_everything_there_is_can_be_drawn_and_no_more():
 
 @pytest.mark.parametrize("make, rules", [
     (make_sorting, {"length": 5}), (make_sorting, {"length": 10, "largest": 20}), (make_traversal, {}),
-    (make_traversal, {"levels": 4, "asked": "postorder"}), (make_traversal, {"levels": 10})], ids=str)
+    (make_traversal, {"levels": 4, "asked": "postorder"}), (make_traversal, {"levels": 10})],
+    ids=lambda value: getattr(value, "__name__", str(value)))
 def test_parts_do_not_overlap_and_follow_from_the_seed(make, rules):
     parts = make((120, 30, 40), **rules)
     assert [len(part) for part in parts] == [120, 30, 40]
