@@ -37,12 +37,14 @@ def left_weights(
     between = total[:, None] - exists[:, None] - total[None, :]      # sum of e over j < l < i
     return torch.minimum(exists[None, :], (1 - between).clamp(min=0)).tril(-1)
 
+# %% ../../nbs/crvnn.ipynb #1bab7cc4
 def right_weights(
     exists: Tensor,            # e, existence, (N,) in [0, 1]
 ) -> Tensor:                   # p, weight of j as right neighbor of i, (N, N)
     "Right neighbors: the mirror image (crvnn Eq. 5)."
     return left_weights(exists.flip(0)).flip(0, 1)
 
+# %% ../../nbs/crvnn.ipynb #dd2c4022
 def compete(
     scores: Tensor,            # u, (N,)
     left: Tensor,              # left weights, (N, N)
