@@ -69,7 +69,7 @@ class RNNGRC(nn.Module):
         before = [torch.zeros_like(leaves[0])] if self.start == "zero" else []
         return fold(self.fwd, before + leaves)
 
-
+# %% ../../nbs/balanced.ipynb #bd240b7f
 class BBTGRC(nn.Module):
     """BBT-GRC: the gated recursive cell over a balanced binary tree (rir section 2).
 
