@@ -35,7 +35,7 @@ def likeness(
     sentences: Sequence[Sequence[str]],  # their tokens, in lower case
 ) -> dict[str, float]:                   # F1 and three shares; a share of no cases is left out
     "Agreement of trees with reference trees: F1, two-token phrases, sisters of two word classes."
-    told = {"f1": span_f1(found, gold).corpus, "count": len(gold)}
+    measures = {"f1": span_f1(found, gold).corpus, "count": len(gold)}
     spans = [(inner_spans(tree), inner_spans(wanted)) for tree, wanted in zip(found, gold)]
     hits = {"pairs": [span in wanted for tree, wanted in spans for span in tree
                       if span[1] - span[0] == 1]}
@@ -44,8 +44,8 @@ def likeness(
             one == other for tree, wanted, tokens in zip(found, gold, sentences, strict=True)
             for token, one, other in zip(tokens, sisters(tree), sisters(wanted), strict=True)
             if token in kind and other is not None]
-    told |= {name: sum(same) / len(same) for name, same in hits.items() if same}
-    return {name: value for name, value in told.items() if not math.isnan(value)}
+    measures |= {name: sum(same) / len(same) for name, same in hits.items() if same}
+    return {name: value for name, value in measures.items() if not math.isnan(value)}
 
 
 def random_tree(
