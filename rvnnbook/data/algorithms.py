@@ -73,7 +73,7 @@ def sorting(
     "Put numbers in order (self_iru §3.3)."
     return AlgorithmExample(tuple(map(str, numbers)), tuple(map(str, sorted(numbers))))
 
-
+# %% ../../nbs/algorithms.ipynb #a22ca04d
 def traversal(
     tree: NumberTree,                   # at least one node, its labels words
     asked: str = "preorder",      # as in the paper's example; or "postorder", as in its sentence
