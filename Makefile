@@ -25,7 +25,7 @@ chapter: .venv/ready  ## execute one chapter and build its page: make chapter NB
 	@$(BIN)/rvnnbook book --chapter $(NB)
 
 test: book  ## judge the executed chapters, the package, the command line and the built site
-	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 test-long: book  ## what takes longer: fuzzing, mutants
 	@$(BIN)/python -m pytest -m long
