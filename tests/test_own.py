@@ -123,7 +123,7 @@ def test_an_encoder_output_and_trees_are_passed_on():
     assert out.loss == 0.5 and torch.equal(out.trace["trees"], trees)
 
 
-@pytest.mark.parametrize("page, name", [("length_generalization", "model"), ("logic", "encoder")])
+@pytest.mark.parametrize("page, name", [("length_generalization", "model"), ("listops", "encoder"), ("logic", "encoder")])
 def test_experiments_refuse_before_training(page, name):
     notebook = json.loads((ROOT / f"nbs/experiments/{page}.ipynb").read_text())
     run = check_parameters(notebook, {name: "outside_encoders:Sum"})
