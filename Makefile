@@ -9,7 +9,7 @@ NB ?=
 LAB ?=
 export RVNNBOOK_DATA ?= $(CURDIR)/data
 
-.PHONY: help setup book test test-long chapter lab serve export clean
+.PHONY: help setup book pdf epub test test-long chapter lab serve export clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -27,8 +27,14 @@ chapter: .venv/ready  ## execute one chapter and build its page: make chapter NB
 test: book  ## judge the executed chapters, the package, the command line and the built site
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-test-long: book  ## what takes longer: fuzzing, mutants
+test-long: book  ## what takes longer: fuzzing, mutants, every page and the whole book in one file
 	@$(BIN)/python -m pytest -m long
+
+pdf: book  ## the book in one PDF beside the site's first page, and a link there; needs Chromium
+	@$(BIN)/python _ext/onefile.py pdf
+
+epub: book  ## the same as an EPUB
+	@$(BIN)/python _ext/onefile.py epub
 
 export: .venv/ready  ## write the package from the notebooks and clean the notebooks
 	@$(BIN)/nbdev_export && $(BIN)/rvnnbook clean

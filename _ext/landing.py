@@ -93,7 +93,16 @@ def doors(pages: set[str]) -> str:
     "Links to the pages that exist."
     shown = [f'<a class="door" href="{link}"><strong>{name}</strong><span>{text}</span></a>'
              for link, name, text in DOORS if link.removesuffix(".html") in pages]
-    return f'<nav class="doors" aria-label="Where to start">{"".join(shown)}</nav>'
+    return f'<nav class="doors" aria-label="Where to start">{"".join(shown)}</nav><p class="downloads"></p>'
+
+
+def link_files(site: Path):
+    "List the book in one file on the first page, in the formats that lie beside it."
+    index = site / "index.html"
+    shown = " · ".join(f'<a href="rvnnbook.{kind}">{kind.upper()}</a> ({(site / f"rvnnbook.{kind}").stat().st_size / 1e6:.0f} MB)'
+                       for kind in ("pdf", "epub") if (site / f"rvnnbook.{kind}").exists())
+    said = f"The book in one file: {shown}" if shown else ""
+    index.write_text(re.sub(r'(<p class="downloads">).*?(</p>)', rf"\g<1>{said}\g<2>", index.read_text()))
 
 
 class SoftTree(SphinxDirective):
@@ -183,6 +192,7 @@ def finish(app, error):
         f'<body><main><h1>Page not found</h1><p>There is no page at this address. <a href="{base}">First page of the book</a>, '
         f'<a href="{base}search.html">search</a>.</p></main></body></html>\n')
     draw_card(out / "_static" / "card.png", app.config.project)
+    link_files(out)
 
 
 def setup(app):
