@@ -76,6 +76,7 @@ LOOK = r"""() => {
   all("mjx-merror").forEach(e => wrong.push("mathematics: " + (e.getAttribute("data-mjx-error") || e.textContent).slice(0, 200)));
   const article = document.querySelector("article") || document.body;
   if (/\\\(|\\\[|\$\$/.test([...article.querySelectorAll(".math")].filter(e => !e.querySelector("mjx-container")).map(e => e.textContent).join(""))) wrong.push("mathematics not set");
+  all("article p").forEach(p => { if (/^\|.*\|\s*$/m.test(p.textContent)) wrong.push("table not set: " + p.textContent.slice(0, 60)); });
   all("figure").forEach(f => {
     const caption = f.querySelector("figcaption");
     if (!caption || !caption.textContent.trim()) wrong.push("figure without caption: " + f.id);
@@ -313,6 +314,7 @@ FAULTS = {
     "scrolls sideways": GOOD.replace("</h1>", '</h1><div style="width:500px">wide</div>'),
     "contrast 1": GOOD.replace("<figcaption>", '<figcaption style="color:#ddd">'),
     "in SPAN.k": GOOD.replace("</h1>", '</h1><div class="highlight"><pre><span class="k" style="color:#ddd">for</span></pre></div>'),
+    "table not set": GOOD.replace("</h1>", "</h1><p>| a | b |\n|---|---|\n| 1 | 2 |</p>"),
     "mathematics": GOOD.replace("</h1>", '</h1><mjx-merror data-mjx-error="Undefined control sequence">x</mjx-merror>'),
 }
 
