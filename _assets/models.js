@@ -1,4 +1,4 @@
-/* Trained ListOps models in plain JavaScript: CRvNN, and beam search (EBT-GRC).
+/* Trained models of ListOps and of sentiment in plain JavaScript: CRvNN, and beam search (EBT-GRC).
 
 `rvnnModels()` returns the functions; it refers to nothing outside itself, so that its text can be
 sent to a Web Worker. Names and equations are those of rvnnbook.encoders.crvnn and
@@ -89,6 +89,16 @@ function rvnnModels() {
     }
   }
 
+  // Sentences: tokens as in the treebank of the models' vocabulary, which is lower-case; the others are unknown words.
+  function readSentence(text, vocabulary) {    // -> {words, unknown}
+    const known = new Set(vocabulary), curly = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2026": "..."};
+    const chunks = text.toLowerCase().replace(/[\u2018\u2019\u201c\u201d\u2026]/g, mark => curly[mark]).split(/\s+/).filter(Boolean);
+    const words = chunks.flatMap(chunk => known.has(chunk) ? [chunk] : chunk.replace(/(\w)(n't|'(?:s|re|ve|ll|d|m))(?!\w)/g, "$1 $2 ")
+      .match(/n't|'(?:s|re|ve|ll|d|m)(?!\w)|\.\.\.|--|[\p{L}\p{N}]+(?:[-./&][\p{L}\p{N}]+)*|[^\s]/gu));
+    if (!words.length) throw new Error("the sentence is empty");
+    return {words, unknown: words.filter(word => !known.has(word))};
+  }
+
   // Weights: safetensors, half or single precision.
   function half(bits) {
     const sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -110,7 +120,8 @@ function rvnnModels() {
       }
       tensors[name] = {shape, values};
     }
-    return {about, options: JSON.parse(about.options), tensors};
+    const vocabulary = about.vocabulary ? JSON.parse(about.vocabulary) : VOCABULARY;    // the first of a given one stands for unknown words
+    return {about, options: JSON.parse(about.options), tensors, vocabulary, index: new Map(vocabulary.map((word, i) => [word, i]))};
   }
 
   // Layers on rows: x holds `rows` vectors one after the other.
@@ -189,9 +200,9 @@ function rvnnModels() {
     return layerNorm(t["encoder.grc.norm.weight"], t["encoder.grc.norm.bias"], parents, rows);
   }
 
-  function leaves({tensors: t}, words, around = []) {    // states of START, tokens, END
+  function leaves({tensors: t, index}, words, around = []) {    // states of START, tokens, END
     const dim = t["in_proj.bias"].shape[0], table = t["embedding.weight"].values, vectors = new Float64Array(dim * words.length);
-    words.forEach((word, i) => vectors.set(table.subarray(dim * VOCABULARY.indexOf(word), dim * VOCABULARY.indexOf(word) + dim), i * dim));
+    words.map(word => index.get(word) ?? 0).forEach((row, i) => vectors.set(table.subarray(dim * row, dim * row + dim), i * dim));
     const tokens = linear(t["in_proj.weight"], t["in_proj.bias"], vectors, words.length), rows = words.length + around.length;
     const framed = new Float64Array(dim * rows);
     framed.set(tokens, around.length ? dim : 0);
@@ -201,7 +212,8 @@ function rvnnModels() {
   }
 
   function readHead({tensors: t}, root) {
-    const probabilities = softmax([...linear(t["head.0.weight"], t["head.0.bias"], root, 1)]);
+    const layer = (number, x) => linear(t[`head.${number}.weight`], t[`head.${number}.bias`], x, 1);
+    const probabilities = softmax([...("head.1.weight" in t ? layer(1, layer(0, root).map(gelu)) : layer(0, root))]);
     return {probabilities, value: probabilities.indexOf(Math.max(...probabilities))};
   }
 
@@ -266,9 +278,11 @@ function rvnnModels() {
     return scores;
   }
 
-  function compete(modulation, scores, place, pairs) {    // c: crvnn Eq. 13, or with expected exponentials
-    const mine = scores[place];
+  function compete(modulation, scores, place, ...sides) {    // c: crvnn Eq. 13, or with expected exponentials
+    const mine = scores[place], pairs = sides.flat();
     if (mine === -Infinity) return 0;
+    const expected = side => side.reduce((sum, [at, weight]) => sum + (scores[at] === -Infinity ? 0 : weight * scores[at]), 0);
+    if (modulation === "scores") return softmax([mine, ...sides.map(expected), 0])[0];
     if (modulation !== "exponentials") throw new Error(`modulation ${modulation} is not available in the page`);
     const top = Math.max(0, mine, ...pairs.map(([at]) => scores[at]));
     const rivals = pairs.reduce((sum, [at, weight]) => sum + weight * Math.exp(scores[at] - top), 0);
@@ -308,7 +322,7 @@ function rvnnModels() {
       const alive = [...exists.keys()].filter(place => exists[place] > GONE);
       const left = neighbors(exists, alive, -1), right = neighbors(exists, alive, 1);
       const nearLeft = near(left), scores = scoreAll(scorer, t, alive, last, seen, nearLeft, near(right), arrived), composes = new Float64Array(total);
-      for (const place of alive) composes[place] = compete(options.modulation, scores, place, [...left.get(place), ...right.get(place)]);
+      for (const place of alive) composes[place] = compete(options.modulation ?? "scores", scores, place, left.get(place), right.get(place));
       arrived = new Float64Array(total);
       for (const place of alive) retrieve(left.get(place), composes, 1, arrived.subarray(place, place + 1));
       changed = alive.filter(place => place > 1 && place <= last && arrived[place] > STILL);
@@ -432,5 +446,5 @@ function rvnnModels() {
     return parents;
   }
 
-  return {parse, drawExpression, readWeights, run, treeSpans, VOCABULARY};
+  return {parse, readSentence, drawExpression, readWeights, run, treeSpans, VOCABULARY};
 }

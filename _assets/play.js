@@ -49,10 +49,8 @@
     } catch { worker = false; }
   }
 
-  async function runHere(name, words, beam) {
-    models[name] ??= local.readWeights(await loadWeights(name));
-    return local.run(models[name], words, beam);
-  }
+  const modelHere = async name => models[name] ??= local.readWeights(await loadWeights(name));
+  const runHere = async (name, words, beam) => local.run(await modelHere(name), words, beam);
 
   const sent = new Set();
   async function run(name, words, beam) {
@@ -157,6 +155,14 @@
   }
 
   // The player
+  const GRADES = ["very negative", "negative", "neutral", "positive", "very positive"], SIGNS = ["− −", "−", "0", "+", "+ +"];
+
+  function sentiment(player, {words, unknown}, result) {
+    return `${player.title}: ${GRADES[result.value]} with probability ${result.probabilities[result.value].toFixed(3)}. ` +
+      `${words.length} tokens, ${result.rounds} ${player.beam ? "steps" : "rounds"}, ${(result.milliseconds / 1000).toFixed(2)} s.` +
+      (unknown.length ? ` Not in the vocabulary: ${[...new Set(unknown)].join(", ")}.` : "");
+  }
+
   function sentences(player, {value, spans, words}, result) {
     const right = value === result.value, chance = result.probabilities[result.value].toFixed(3), found = new Set(local.treeSpans(result.steps).map(([first, , last]) => `${first},${last}`));
     const grouped = spans.filter(([first, last]) => found.has(`${first},${last}`)).length, unit = player.beam ? "steps" : "rounds";
@@ -170,12 +176,14 @@
     const player = {title: box.dataset.title, beam}, figure = box.querySelector("figure"), drawing = figure.querySelector(".drawing");
     const hard = JSON.parse(box.querySelector("script[type='application/json']")?.textContent || "[]");
     const input = element("textarea", {id, rows: "3", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "aria-describedby": `${id}-error`});
-    const [compute, random, pick] = ["Compute", "Random expression", "Hard expression"].map((text, i) => element("button", {type: i ? "button" : "submit"}, text));
+    const prose = weights.endsWith("-sst5"), label = prose ? "Sentence" : "ListOps expression";
+    const names = prose ? GRADES : [..."0123456789"], marks = prose ? SIGNS : names;
+    const [compute, random, pick] = ["Compute", "Random expression", prose ? "Example sentence" : "Hard expression"].map((text, i) => element("button", {type: i ? "button" : "submit"}, text));
     const error = element("p", {id: `${id}-error`, class: "player-error", role: "alert"});
     const status = element("p", {class: "player-status", role: "status", "aria-live": "polite"});
     const bars = element("div", {class: "player-bars", role: "img", hidden: ""}), table = element("div", {class: "player-hypotheses", hidden: ""});
-    const form = element("form", {class: "player-form", "aria-label": `${player.title} on an expression`}, element("label", {for: id}, "ListOps expression"), input,
-      element("div", {class: "player-buttons"}, compute, random, ...(hard.length ? [pick] : [])));
+    const form = element("form", {class: "player-form", "aria-label": `${player.title} on ${prose ? "a sentence" : "an expression"}`}, element("label", {for: id}, label), input,
+      element("div", {class: "player-buttons"}, compute, ...(prose ? [] : [random]), ...(hard.length ? [pick] : [])));
     const width = element("input", {type: "range", id: `${id}-k`, min: "1", max: "8", value: "5"}), shown = element("output", {for: `${id}-k`}, "5");
     if (beam) form.append(element("div", {class: "player-width"}, element("label", {for: `${id}-k`}, "Beam width k"), width, shown));
     const unit = beam ? "step" : "round";
@@ -190,15 +198,15 @@
     let given = null, result = null, latest = 0;
 
     function showAnswer() {
-      status.textContent = sentences(player, given, result);
-      status.dataset.right = String(result.value === given.value);
+      status.textContent = (prose ? sentiment : sentences)(player, given, result);
+      if (!prose) status.dataset.right = String(result.value === given.value);
       bars.hidden = steps.box.hidden = false;
-      bars.setAttribute("aria-label", "Probability of each digit: " + result.probabilities.map((p, digit) => `${digit}: ${p.toFixed(3)}`).join(", "));
-      bars.innerHTML = result.probabilities.map((p, digit) => `<span class="bar${digit === given.value ? " true" : ""}"><i style="height:${(100 * p).toFixed(1)}%"></i><b>${digit}</b></span>`).join("");
+      bars.setAttribute("aria-label", `Probability of each ${prose ? "grade" : "digit"}: ` + result.probabilities.map((p, i) => `${names[i]}: ${p.toFixed(3)}`).join(", "));
+      bars.innerHTML = result.probabilities.map((p, i) => `<span class="bar${i === given.value ? " true" : ""}"><i style="height:${(100 * p).toFixed(1)}%"></i><b>${marks[i]}</b></span>`).join("");
       if (beam) {
         table.hidden = false;
         table.innerHTML = `<table><caption>Final hypotheses</caption><thead><tr><th scope="col">rank</th><th scope="col">weight</th><th scope="col">value</th><th scope="col">probability</th></tr></thead><tbody>` +
-          result.hypotheses.map((one, rank) => `<tr><th scope="row">${rank + 1}</th><td>${one.weight.toFixed(3)}</td><td>${one.value}</td><td>${one.probability.toFixed(3)}</td></tr>`).join("") + "</tbody></table>";
+          result.hypotheses.map((one, rank) => `<tr><th scope="row">${rank + 1}</th><td>${one.weight.toFixed(3)}</td><td>${names[one.value]}</td><td>${one.probability.toFixed(3)}</td></tr>`).join("") + "</tbody></table>";
       }
       steps.reset(result.rounds + 1, result.rounds);
     }
@@ -216,8 +224,8 @@
       error.textContent = "";
       input.removeAttribute("aria-invalid");
       try {
-        const asked = local.parse(input.value);
-        if (asked.words.length > MOST) throw new Error(`the expression has ${asked.words.length} tokens; the page computes at most ${MOST}`);
+        const asked = prose ? local.readSentence(input.value, (await modelHere(weights)).vocabulary) : local.parse(input.value);
+        if (asked.words.length > MOST) throw new Error(`the ${prose ? "sentence" : "expression"} has ${asked.words.length} tokens; the page computes at most ${MOST}`);
         status.textContent = "Computing …";
         const found = await run(weights, asked.words, Number(width.value));
         if (turn !== latest) return;
@@ -239,6 +247,6 @@
     else begin();
   }
 
-  window.rvnnPlay = {run, parse: local.parse, workerUsed: () => Boolean(worker)};
+  window.rvnnPlay = {run, parse: local.parse, modelHere, readSentence: local.readSentence, workerUsed: () => Boolean(worker)};
   document.querySelectorAll(".model-player").forEach(build);
 })();

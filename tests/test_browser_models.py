@@ -13,6 +13,7 @@ import torch
 from rvnnbook.data.listops import VOCABULARY, ListOpsError, collate_listops, draw_expression, evaluate, make_split, tokenize
 from rvnnbook.reference.beam_tree import Hypothesis
 from rvnnbook.reference.ebt_grc import EBTGRC
+from rvnnbook.registry import read_weights
 from rvnnbook.tasks.classify import load_pretrained
 from tests.browsing import ROOT, serving
 
@@ -38,9 +39,11 @@ def folder(tmp_path_factory):
     (made / "_static").mkdir()
     for name in ("player.js", "models.js", "play.js", "player.css", "models.css", "book.css"):
         shutil.copy(ROOT / "_assets" / name, made / "_static")
-    write_weights(made / "_static" / "weights", NAMES)
+    write_weights(made / "_static" / "weights", [*NAMES, "crvnn-sst5", "ebt_grc-sst5"])
     boxes = "".join(BOX.format(weights=weights, title=title, start=START, hard=json.dumps(HARD)) for weights, title in NAMES.items())
     (made / "page.html").write_text(PAGE.format(boxes=boxes))
+    boxes = "".join(BOX.format(weights=weights, title="t", start="a fine film .", hard=json.dumps(HARD)) for weights in ("crvnn-sst5", "ebt_grc-sst5"))
+    (made / "sentences.html").write_text(PAGE.format(boxes=boxes))
     return made
 
 
@@ -115,13 +118,13 @@ def test_crvnn_computes_as_pytorch(page):
 
 
 @torch.no_grad()
-def least_gap(model, tokens, beam):
+def least_gap(model, ids, beam):
     "The least difference of two scores that decides what the beam keeps and in which order, by the chapter's model."
-    reference = EBTGRC(128, beam).double().eval()
+    reference = EBTGRC(model.encoder.dim, beam).double().eval()
     reference.load_state_dict(model.encoder.state_dict())
-    x = model.in_proj(model.embedding(collate_listops([(evaluate(tokens), tokens)]).ids))[0]
+    x = model.in_proj(model.embedding(ids))
     hypotheses, gap = [Hypothesis(reference.leaf_norm(reference.leaf(x)), x.new_zeros(()))], float("inf")
-    for _ in tokens[1:]:
+    for _ in ids[1:]:
         scores = torch.cat([one.score + reference.scorer(one.nodes) for one in hypotheses]).sort(descending=True).values[:beam + 1]
         gap = min([gap, *(scores[:-1] - scores[1:]).tolist()])
         hypotheses = reference.step(hypotheses)
@@ -148,12 +151,73 @@ def test_beam_search_computes_as_pytorch(page):
             real = [k for k, score in enumerate(trace["scores"][row].tolist()) if score > -float("inf")]
             assert one["value"] == chances[row].argmax() and one["rounds"] == n - 1, examples[i]
             if [h["steps"] for h in one["hypotheses"]] != [trace["beams"][row, k, :n].tolist() for k in real]:
-                assert least_gap(model, examples[i].tokens, widths[i]) < 1e-12, examples[i]
+                assert least_gap(model, batch.ids[row, :n], widths[i]) < 1e-12, examples[i]
                 tied += 1
                 continue
             torch.testing.assert_close(torch.tensor([float(h["weight"]) for h in one["hypotheses"]]).double(), trace["weights"][row, real], atol=1e-6, rtol=0)
             torch.testing.assert_close(torch.tensor(one["probabilities"]).double(), chances[row], atol=1e-6, rtol=0)
     assert tied <= 3
+
+
+def test_sentiment_is_computed_as_by_pytorch(page):
+    "Random words of the vocabulary, frequent ones more often, and unknown ones."
+    rng = random.Random(5)
+    for name in ("crvnn", "ebt_grc"):
+        vocabulary = json.loads(read_weights(name, "sst5")[1]["vocabulary"])
+        rows, tied = {word: i for i, word in enumerate(vocabulary)}, 0
+        sentences = ["i did not like a single minute of this film .".split(), ["good"], ["zzz", "film"]]
+        sentences += [[rng.choice(vocabulary[1:rng.choice((60, 600, 8217))] + ["zzz"]) for _ in range(rng.randint(2, 40))] for _ in range(60)]
+        found = page.evaluate("""async ([name, sentences]) => {
+            const found = [];
+            for (const words of sentences) found.push(await rvnnPlay.run(name, words, 5));
+            return found; }""", [f"{name}-sst5", sentences])
+        model = load_pretrained(name, "sst5").double()
+        for words, one in zip(sentences, found):
+            ids = torch.tensor([[rows.get(word, 0) for word in words]])
+            with torch.no_grad():
+                output = model(ids, torch.ones_like(ids, dtype=torch.bool), trace=True)
+            trace, chances = output.encoding.trace, output.logits.softmax(-1)[0]
+            if name == "crvnn":
+                assert one["rounds"] == int(trace["rounds"][0])
+            elif [h["steps"] for h in one["hypotheses"]] != [beam.tolist() for beam, score in zip(trace["beams"][0], trace["scores"][0]) if score > -float("inf")]:
+                assert least_gap(model, ids[0], 5) < 1e-12, words
+                tied += 1
+                continue
+            assert one["value"] == chances.argmax() and one["steps"] == trace["trees"][0].tolist(), words
+            torch.testing.assert_close(torch.tensor(one["probabilities"]).double(), chances, atol=1e-3 if name == "crvnn" else 1e-6, rtol=0)
+        assert tied <= 3
+
+
+def test_sentences_are_split_as_in_the_treebank(page):
+    cases = {"I didn't like it.": "i did n't like it .", "It's fun, isn't it?": "it 's fun , is n't it ?", "You can't say they\u2019re bad\u2026": "you ca n't say they 're bad ...",
+             "A well-made (old-fashioned) film -- really!": "a well-made ( old-fashioned ) film -- really !", "zzyzx": "zzyzx"}
+    found = page.evaluate("""async texts => {
+        const {vocabulary} = await rvnnPlay.modelHere("crvnn-sst5");
+        return texts.map(text => rvnnPlay.readSentence(text, vocabulary)); }""", list(cases))
+    assert [" ".join(one["words"]) for one in found] == list(cases.values())
+    assert found[-1]["unknown"] == ["zzyzx"] and not found[0]["unknown"]
+
+
+@pytest.mark.parametrize("weights", ["crvnn-sst5", "ebt_grc-sst5"])
+def test_a_typed_sentence_gets_a_grade_and_a_tree(browser, folder, weights):
+    page, wrong = opened(browser, (folder / "sentences.html").as_uri())
+    box = ready(page, weights, 1)
+    assert box.get_by_role("button", name="Random expression").count() == 0
+    field = box.get_by_role("textbox", name="Sentence")
+    field.fill("A zzyzx delight, and very funny!")
+    field.press("Enter")
+    ready(page, weights, 2)
+    said = box.locator(".player-status[role=status]").inner_text()
+    assert "positive with probability" in said and "8 tokens" in said and said.endswith("Not in the vocabulary: zzyzx.")
+    assert "very positive: 0." in box.locator(".player-bars").get_attribute("aria-label")
+    assert box.locator(".drawing svg text.leaf").all_text_contents() == "a zzyzx delight , and very funny !".split()
+    field.fill("   ")
+    field.press("Enter")
+    page.wait_for_function("name => document.querySelector(`[data-weights=${name}] .player-error`).textContent === 'the sentence is empty'", arg=weights)
+    box.get_by_role("button", name="Example sentence").click()
+    ready(page, weights, 4)
+    assert field.input_value() == HARD[0] and wrong == []
+    page.context.close()
 
 
 def test_messages_and_values_as_in_python(page):
