@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from landing import address, link_files, settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = "script, style, noscript, button, form, .headerlink, .doors, .downloads, .toctree-wrapper, details.hide"
+LEFT_OUT = "script, style, noscript, button, form, .headerlink, .doors, .downloads, .toctree-wrapper, details.hide, path:not([d])"
 
 # Returns the article of a page. Ids get the name of the page in front; links to pages of the book lead to such ids,
 # all other links of the site to the published one.
