@@ -57,7 +57,7 @@ def check_choice(
     option: str,           # its name
     value: str,            # what was given
     known,                 # what it takes
-):
+) -> None:
     "Refuse an option's value that is not one of those known."
     if value not in known:
         raise ValueError(f"unknown {option} {value!r}; known: {', '.join(known)}")
@@ -178,7 +178,7 @@ def right_neighbors(
 # %% ../nbs/implementations/conventions.ipynb #2c21996c
 def tree_from_steps(
     steps: list[int],      # composition step of each position, 0 for the last
-):                         # nested pairs of positions
+) -> tuple | int:          # nested pairs of positions
     "The binary tree that a row of composition steps describes."
     if not steps:
         raise ValueError("a tree needs at least one position")

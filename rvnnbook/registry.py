@@ -11,6 +11,10 @@ import importlib.resources
 import inspect
 import json
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rvnnbook.core import Encoder
 
 # %% ../nbs/workshop/registry.ipynb #d30739bc
 ENCODERS = {               # name -> (module, class, options that make the variant)
@@ -106,7 +110,7 @@ def create_encoder(
     name: str,                   # one of list_encoders(), or module:Class of your own
     weights: str | None = None,  # load the weights of a trained model, such as "listops"
     **options,                   # of the architecture, such as dim=128; see describe_encoder(name)
-):                               # an Encoder (nn.Module)
+) -> "Encoder":                  # an nn.Module
     """Create an encoder by name, with new weights or with those of a trained model.
 
     `list_encoders()` gives the names and `describe_encoder(name)` the options of one. All encoders

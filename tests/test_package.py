@@ -120,3 +120,21 @@ def test_public_names_have_docstrings_and_docments():
                     if argument.arg != "self" and "#" not in lines[argument.end_lineno - 1]:
                         bare.append(f"{path.name}: {node.name}({argument.arg}) has no comment")
     assert not bare, "\n".join(bare)
+
+
+def test_public_functions_and_methods_have_a_return_type():
+    "In the rooms of the library: core, data, layers, reference, encoders, tasks and registry."
+    import ast
+    bare = []
+    def visit(body, path, prefix=""):
+        for node in body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                visit(node.body, path, f"{node.name}.")
+            elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.returns is None:
+                bare.append(f"{path}: {prefix}{node.name}")
+    rooms = [path for room in ("core", "data", "layers", "reference", "encoders", "tasks", "registry")
+             for path in [ROOT / "rvnnbook" / f"{room}.py", *(ROOT / "rvnnbook" / room).glob("*.py")] if path.is_file()]
+    assert len(rooms) > 60
+    for path in rooms:
+        visit(ast.parse(path.read_text()).body, path.relative_to(ROOT))
+    assert bare == []

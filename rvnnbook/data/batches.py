@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # %% ../../nbs/implementations/batches.ipynb #f4bbfaf2
 class Vocabulary:
@@ -107,13 +107,13 @@ class BucketLoader:
 
     def state_dict(self) -> dict: return {"epoch": self.epoch, "index": self.index}
 
-    def load_state_dict(self, state: dict):
+    def load_state_dict(self, state: dict) -> None:
         "Restore a position: the epoch and the number of its batches already returned."
         if not 0 <= state["index"] < len(self) or state["epoch"] < 0:
             raise ValueError(f"there is no position {state} in epochs of {len(self)} batches")
         self.epoch, self.index = state["epoch"], state["index"]
 
-    def next(self):                # a batch
+    def next(self) -> Any:         # a batch
         "Return the batch at the position and advance; after the last batch the next epoch begins."
         batch = self.collate(self.order(self.epoch)[self.index])
         self.epoch, self.index = divmod(self.epoch * len(self) + self.index + 1, len(self))

@@ -158,7 +158,8 @@ def byte_range(
 # %% ../../nbs/implementations/catalog.ipynb #b237eb32
 class Onward(urllib.request.HTTPRedirectHandler):
     "Redirect handler that follows redirects to https or to the same server only."
-    def redirect_request(self, request, file, code, message, headers, address):
+    def redirect_request(self, request, file, code, message, headers,
+                         address) -> urllib.request.Request | None:
         here, there = urlsplit(request.full_url), urlsplit(address)
         if there.scheme != "https" and here[:2] != there[:2]:
             raise CatalogError(f"{request.full_url}: sends us to {address}, which is not https")
@@ -184,7 +185,7 @@ def show_progress(
     name: str,              # of the file
     got: int,               # bytes received
     total: int | None,      # total bytes; None: unknown
-):
+) -> None:
     "Print the progress of a download, on a terminal only."
     if sys.stderr.isatty():
         of = "" if total is None else f" of {total / 1e6:.1f}"
@@ -334,7 +335,7 @@ def unpack_archive(
     archive: Path,      # .zip, or .tar, uncompressed or with gzip or xz
     folder: Path,       # empty target folder
     limit: int,         # maximal unpacked size, bytes
-):
+) -> None:
     "Unpack an archive if all of its members are safe; otherwise write nothing."
     try:
         check_members(archive_members(archive, limit), limit)
@@ -405,7 +406,7 @@ LARGEST = 2**30    # maximal bytes for a file of unknown size
 def fetch(
     files: list[File],     # all from one address: the file itself, or members of an archive
     **options,             # of `download`
-):
+) -> None:
     "Download the files of one address and install them."
     address, unpacked, size = files[0].address, files[0].unpacked, files[0].size
     limit = unpacked or (LARGEST if size is None else size)

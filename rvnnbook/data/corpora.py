@@ -191,7 +191,7 @@ def symbols(
 
 def check_brackets(
     tokens: Sequence[str],       # of a formula, (n,)
-):
+) -> None:
     "Validate that the brackets of a formula are balanced."
     depth = 0
     for place, token in enumerate(tokens, 1):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def fold_expression(
     tokens: Sequence[str],  # w, one expression, (n,)
     leaf: Callable,         # leaf(position): result at a digit
     node: Callable,         # node(start, results, end): result of an operator, given its brackets
-):                          # result for the whole expression
+) -> Any:                   # result for the whole expression
     "Fold an expression bottom-up; raise ListOpsError if it is malformed."
     rows, worth, ended = [], None, False
     for position, token in enumerate(tokens):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def fold_formula(
     leaf: Callable,         # leaf(variable): what a variable is worth
     negate: Callable,       # negate(worth): what a negation is worth
     join: Callable,         # join(left, connective, right): what a connective makes of two
-):                          # what the whole formula is worth
+) -> Any:                   # what the whole formula is worth
     "Visit a formula from the bottom up, or say where it is none (Bowman et al. 2015)."
     waiting, worths = ["formula"], []
     for position, token in enumerate(tokens):
@@ -78,7 +78,7 @@ def fold_formula(
 # %% ../../nbs/implementations/logic.ipynb #1b56e7db
 def parse(
     tokens: Sequence[str],  # w, one formula, (n,)
-):                          # a variable, ("not", X), (X, "and", Y) or (X, "or", Y)
+) -> str | tuple:           # a variable, ("not", X), (X, "and", Y) or (X, "or", Y)
     "Read a formula as nested tuples."
     return fold_formula(tokens, lambda variable: variable, lambda part: ("not", part),
                         lambda left, connective, right: (left, connective, right))
@@ -179,7 +179,7 @@ def check_relation_labels(
     pairs: Sequence[LogicPair],  # what the lines say
     tables: Sequence,         # truth tables of both sides, (B, 2)
     name: str,                # what errors call the source
-):
+) -> None:
     "Refuse the first line whose label is not the relation of its formulas."
     left, right = np.array(tables, np.uint64).reshape(-1, 2).T
     found = relations(left, right)

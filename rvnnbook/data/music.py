@@ -15,6 +15,7 @@ from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from random import Random
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -92,7 +93,7 @@ class Music(NamedTuple):
 PARTS: tuple[str, ...] = ("traindata", "validdata", "testdata")    # their names in the file
 
 # %% ../../nbs/implementations/music.ipynb #0b869df9
-def matlab():     # the module that reads and writes MATLAB files
+def matlab() -> ModuleType:    # the module that reads and writes MATLAB files
     "Import scipy, or raise an error with the command that installs it."
     try:
         import scipy.io.matlab

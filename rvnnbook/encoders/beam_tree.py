@@ -4,6 +4,8 @@
 __all__ = ['BeamTree', 'one_step']
 
 # %% ../../nbs/implementations/beam_tree.ipynb #d36c2716
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -55,7 +57,7 @@ class BeamTree(Encoder):
 def one_step(
     encoder,                                     # a BeamTree
     generator: torch.Generator | None = None,    # of the noise
-):                                               # a step for `search_states`
+) -> Callable:                                   # a step for `search_states`
     "Compose all pairs, score the parents, choose (rir section 2)."
     choose = one_soft if encoder.soft and encoder.training else choice_matrix
     def step(states, scores, pairs):

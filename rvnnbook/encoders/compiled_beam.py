@@ -7,6 +7,7 @@ __all__ = ['COMPILE_MIN_LENGTH', 'compiled', 'log_sum', 'top_places', 'choose_pa
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #24a9edb8
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,8 @@ except ImportError:                                            # loops are then 
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #b2a01332
 def compiled(
-    function,              # loops over numbers and arrays
-):                         # the same function, compiled when it is first called
+    function: Callable,    # loops over numbers and arrays
+) -> Callable:             # the same function, compiled when it is first called
     "Compile with numba if it is installed; functions defined in a notebook stay Python."
     if numba is None or function.__module__ == "__main__":
         return function
@@ -80,7 +81,7 @@ def choose_pairs(
     parents: np.ndarray,   # which hypothesis each new one comes from, (K,); written
     norms: np.ndarray,     # log Z of that hypothesis, (K,); written
     picks: np.ndarray,     # which of its pairs is composed, (K,); written
-):
+) -> None:
     "One step's decisions for one sentence (rir section 2)."
     beam = len(scores)
     pairs, sums = np.zeros((beam, count), np.int64), np.zeros(beam, scores.dtype)
@@ -115,7 +116,7 @@ def merge_pair(
     place: int,            # place of the new node
     new_row: np.ndarray,   # written, (N+2,)
     new_logits: np.ndarray,    # written but for the two scores beside the new node, (N+1,)
-):
+) -> None:
     "Replace a pair of nodes by one node."
     for i in range(pick):
         new_row[i], new_logits[i] = row[i], logits[i]
@@ -211,7 +212,7 @@ def write_nodes(
     around: np.ndarray,    # outer left, left, right, outer right, (B, K, 4)
     arena: np.ndarray,     # (B M, D + 2 d), written
     new: Beams,            # hypotheses, their missing scores are written
-):
+) -> None:
     "A step of the search behind the cell: nodes to their places, scores beside them."
     dim, beam, half = nodes.shape[1], places.shape[1], len(weight)
     for r in range(len(nodes)):
@@ -288,7 +289,7 @@ COMPILE_MIN_LENGTH = 32    # tokens of the longest sentence, from which on a sea
 def choose_search(
     encoder,               # a CompiledBeam
     leaves: Tensor,        # leaf states, (B, N, D)
-):                         # search or compiled_search
+) -> Callable[..., Search]:    # search or compiled_search
     "The search that this encoder uses on these states; RuntimeError where it insists in vain."
     able = (numba is not None and leaves.device.type == "cpu" and not encoder.distinct
             and leaves.dtype in (torch.float32, torch.float64))

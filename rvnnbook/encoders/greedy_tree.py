@@ -377,7 +377,7 @@ class DrawnRoots(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple:
         (table, parts, temperature), (lengths,) = ctx.about, ctx.saved_tensors
         leaves = len(table.values) - len(table.scores)
         at_leaves = grad.new_zeros(leaves, grad.shape[1])

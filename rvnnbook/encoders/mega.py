@@ -128,7 +128,7 @@ def check_mega(
     memories: int,      # n, >= 1
     reach: int,         # M, >= 1
     norm: str,          # "pre" or "post"
-):
+) -> None:
     "Raise `ValueError` for invalid layer options."
     if norm not in ("pre", "post"):
         raise ValueError(f"norm must be pre or post, got {norm!r}")

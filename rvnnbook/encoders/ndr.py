@@ -42,7 +42,7 @@ def cut_heads(
 def xavier_heads_(
     weight: Tensor,                # of a linear layer, (W, D), filled in place
     width: int,                    # of one head
-):
+) -> None:
     "Uniform weights of variance 2 / (D + width): every head is a layer of its own."
     bound = (6 / (weight.shape[1] + width)) ** .5
     nn.init.uniform_(weight, -bound, bound)
@@ -216,7 +216,7 @@ def check_ndr(
     test_layers: int,      # >= 1
     gate_dropout: float,   # in [0, 1)
     readout: str,          # one of READOUTS
-):
+) -> None:
     "Check the arguments."
     check_choice("readout", readout, READOUTS)
     if layers < 1 or test_layers < 1:

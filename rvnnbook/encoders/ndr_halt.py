@@ -172,7 +172,7 @@ def check_halt(
     takers: int,           # in [0, H]
     heads: int,            # H
     threshold: float,      # in [0, 1)
-):
+) -> None:
     "Check the arguments."
     check_choice("rule", rule, HALT_RULES)
     if not 0 <= takers <= heads:

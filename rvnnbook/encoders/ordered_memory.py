@@ -8,7 +8,7 @@ __all__ = ['run_stack', 'stack_heights', 'slot_sums', 'memory_step', 'slot_share
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ def run_stack(
     heights: Sequence[int],   # entries below each leaf when it is read, (n,)
     leaves: Sequence,         # one a position, (n,)
     cell: Callable,           # f, called as cell(left, right)
-):                            # the root
+) -> Any:                     # the root
     "Fold leaves with a stack that has a given height at every leaf."
     stack, pending = [], leaves[0]
     if heights[0] != 0:
@@ -301,7 +301,7 @@ class ComposeSlots(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple:
         return slots_gradients(grad, *ctx.about, *ctx.saved_tensors)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #be35a748

@@ -6,6 +6,7 @@ __all__ = ['parent_arena', 'compose_neighbors', 'initial_rows', 'gather_adjacent
            'continue_rows', 'complete_rows', 'soft_step', 'soft_search', 'ParentBeam']
 
 # %% ../../nbs/implementations/parent_beam.ipynb #c604d0d5
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -87,7 +88,7 @@ def place_step(
     arena: Arena,                                # where nodes are
     notes: list,                                 # gets, of every step, what `follow_back` needs
     generator: torch.Generator | None = None,    # of the noise, where there is any
-):                                               # a step, as `search` wants it
+) -> Callable:                                   # a step, as `search` wants it
     "Score known parents, choose, make two pairs (rir section 2)."
     def step(rows, scores, pairs):
         logits = arena.notes[:, 0][rows[:, :, :-1, 1].long()]
@@ -249,7 +250,7 @@ def complete_rows(
 def soft_step(
     encoder,                                     # a ParentBeam with OneSoft
     generator: torch.Generator | None = None,    # of the noise, where there is any
-):                                               # a step, as search_states wants it
+) -> Callable:                                   # a step, as search_states wants it
     "One step of OneSoft on rows of nodes and parents (rir section 2)."
     def step(rows, scores, pairs):
         logits = encoder.scorer[0](rows[:, :, :-1, encoder.dim:]).squeeze(-1)

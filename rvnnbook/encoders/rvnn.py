@@ -7,7 +7,7 @@ __all__ = ['compose_tree', 'compose_by_round', 'route_nodes', 'Route', 'plan_rou
 # %% ../../nbs/implementations/rvnn.ipynb #117dca0a
 from collections import Counter, defaultdict
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ def compose_tree(
     tree,                  # nested pairs of positions
     leaves,                # one state per position: a list, so that indexing is cheap
     cell,                  # f, called as cell(left, right)
-):                         # the state of the root
+) -> Any:                  # the state of the root
     "Fold a sentence along a tree by recursion, the literal definition (crvnn Eq. 1-2)."
     if not isinstance(tree, tuple):
         return leaves[tree]

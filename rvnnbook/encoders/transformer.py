@@ -197,7 +197,7 @@ def check_transformer(
     activation: str,            # one of ACTIVATIONS
     shared: bool,               # one layer for all steps
     test_layers: int | None,    # T in eval mode
-):
+) -> None:
     "Check the arguments."
     for option, value, known in (("position", position, POSITIONS),
                                  ("activation", activation, ACTIVATIONS)):

@@ -69,7 +69,7 @@ class NearestMatch(torch.autograd.Function):
         return attention
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> Tensor:
         logits, attention = ctx.saved_tensors
         inward = outward_order(logits.shape[-1], logits.device).flip(-1).roll(1, -1)
         shares = grad * attention

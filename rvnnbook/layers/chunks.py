@@ -6,6 +6,7 @@ __all__ = ['CHUNK_RULES', 'STARTS', 'chunk_size', 'level_lengths', 'compose_leve
 
 # %% ../../nbs/implementations/chunks.ipynb #a1201420
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def compose_levels_literal(
     arity: int,            # k, nodes to a chunk, >= 2
     cell,                  # RK, called with two nodes or more
     rule: str = "always",  # "always" or "late"
-):                         # the root
+) -> Any:                  # the root
     "One sentence, chunk after chunk and level by level (rir Eq. 5-7)."
     while len(nodes) > 1:
         size = chunk_size(len(nodes), arity, rule)

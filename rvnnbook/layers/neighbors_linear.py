@@ -107,7 +107,7 @@ class CumulativeRetrieval(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (exists, values), walk = ctx.saved_tensors, ctx.walk
         missed = walk.slope * (grad * rows_at(values, walk.edge)).sum(-1)
         taken = block_sums(torch.cat([grad, missed[..., None]], -1), *walk.takers)
@@ -163,7 +163,7 @@ class CumulativeRetriever(LinearRetriever):
         self.edge, self.rest = torch.where(met, edge, 0), torch.where(met, rest, 0)
         self.slope = torch.where(rest > 0, 1, .5) * met
 
-    def fetch(self, values):
+    def fetch(self, values: Tensor) -> Tensor:
         return CumulativeRetrieval.apply(self.exists, values, self)
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #4ffe58ca
@@ -211,7 +211,7 @@ class StickBreakingRetrieval(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         exists, values, found = ctx.saved_tensors
         reached = decayed_sums_from(ctx.behind, 1 - exists, grad)
         return (reached * (values - found)).sum(-1), exists[..., None] * reached, None
@@ -219,7 +219,7 @@ class StickBreakingRetrieval(torch.autograd.Function):
 # %% ../../nbs/implementations/neighbors_linear.ipynb #950029fb
 class StickBreakingRetriever(LinearRetriever):
     "Neighbors by stick-breaking weights, in time and memory linear in N (crvnn Eq. 6)."
-    def fetch(self, values):
+    def fetch(self, values: Tensor) -> Tensor:
         return StickBreakingRetrieval.apply(self.exists.to(values.dtype), values, self.side)
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #89d96aa2
@@ -320,7 +320,7 @@ class ExpRetrieval(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad, _):
+    def backward(ctx, grad: Tensor, _: Tensor) -> tuple:
         return *exp_gradients(ctx.walk, grad, *ctx.saved_tensors), None, None
 
 def retrieve_exp(

@@ -130,7 +130,7 @@ class PowerSums(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, coarse, fine = ctx.saved_tensors
         lags = torch.arange(1, grad.shape[-1], device=grad.device)
         both = torch.stack([grad, F.pad(lags * grad[..., 1:], (0, 1))])

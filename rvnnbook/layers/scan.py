@@ -89,7 +89,7 @@ class Scan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         f, c0, c = ctx.saved_tensors
         later = F.pad(f[:, 1:], (0, 0, 0, 1))                         # f_2, ..., f_T, 0
         to_b = ctx.form(later, grad, torch.zeros_like(c0), back=True)

@@ -700,7 +700,7 @@ class Replay(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple:
         (nodes, keep), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
         if not ctx.levels:
             return grad, None, None, None, *map(torch.zeros_like, replay_parameters(cell))
@@ -754,7 +754,7 @@ class LineageScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad: Tensor) -> tuple:
         logits, pairs, births, scored, norms = ctx.saved_tensors
         rates = (-norms.double()).masked_fill(~scored, -torch.inf).flatten(0, 1)
         deaths = torch.arange(1, norms.shape[-1] + 1, device=norms.device).expand_as(norms)

@@ -29,7 +29,7 @@ class GRC(nn.Module):
 def fold(
     cell,                  # f, called as cell(left, right)
     nodes: list,           # from left to right, at least one
-):                         # the state after the last node
+) -> Tensor:               # the state after the last node
     "Compose nodes from left to right: h_i = f(h_(i-1), x_i) (rir Eq. 2)."
     state, *rest = nodes
     for node in rest:
@@ -41,7 +41,7 @@ def compose_balanced(
     chunk_model,           # RK, called with a list of 2 to k nodes
     nodes: list,           # from left to right, at least one
     arity: int = 2,        # k, nodes in a chunk, >= 2
-):                         # the root
+) -> Tensor:               # the root
     "Compose chunks of k neighbors, level by level (rir Eq. 5-7): ceil(log_k n) levels."
     while len(nodes) > 1:
         chunks = [nodes[at:at + arity] for at in range(0, len(nodes), arity)]

@@ -13,7 +13,7 @@ def merge_nodes(
     nodes: list,         # one node per position
     steps: list[int],    # composition step of each position, 0 for the last
     cell,                # f, called as cell(left, right)
-):                       # the root
+) -> Tensor:             # the root
     "Compose neighbors round by round; the parent replaces the right child (crvnn Eq. 1-2)."
     nodes, positions = list(nodes), list(range(len(nodes)))
     for step in range(1, max(steps) + 1):

@@ -5,7 +5,7 @@ __all__ = ['ClassifierOutput', 'Classifier', 'predict_labels', 'cross_entropy', 
 
 # %% ../../nbs/implementations/heads.ipynb #6f8277a9
 import json
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class ClassifierOutput(NamedTuple):
     encoding: EncoderOutput    # of the encoder: root, states, loss, trace
 
     @property
-    def root(self):
+    def root(self) -> NoReturn:
         raise AttributeError("a classifier's scores are renamed from root to logits")
 
 def _head_layers(dim, classes, layers):

@@ -7,7 +7,7 @@ __all__ = ['token_nll', 'attention_weights', 'Memory', 'DecoderOutput', 'Decoder
 # %% ../../nbs/implementations/seq2seq.ipynb #748c7f41
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -165,7 +165,7 @@ def extend(
 def take_rows(
     state,                 # tensors with rows on the last axis but one, in lists and tuples; None
     rows: Tensor,          # which rows, (R,) int64
-):                         # the state of these rows
+) -> Any:                  # the state of these rows
     "Select rows of a decoder's state."
     if isinstance(state, Tensor):
         return state.index_select(-2, rows)

@@ -198,7 +198,7 @@ def extend_tree(
 # %% ../../nbs/implementations/beyond.ipynb #981addd8
 def prefix_tree(
     length: int,           # t, tokens, >= 1
-):                         # nested pairs of positions
+) -> tuple | int:          # nested pairs of positions
     "The tree over the first `length` tokens of a text."
     def complete(start, size):
         half = size // 2
