@@ -1,5 +1,7 @@
 "What several test files draw and compare."
+import ast
 import os
+from pathlib import Path
 
 import torch
 from torch.testing import assert_close
@@ -42,6 +44,71 @@ def slopes(found, inputs, seed=0):
     "Gradients of the product with fixed numbers."
     push = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
     return torch.autograd.grad((found * push).sum(), inputs, materialize_grads=True)
+
+
+def close(found, expected, tolerance):
+    assert found.shape == expected.shape and found.isfinite().all()
+    assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.detach().abs().max()))
+
+
+def padded_sentences(x, lengths):
+    "The sentences of a batch as leaves of the graph, and a batch made of them with NaN on padding."
+    inputs = [row[:n].clone().requires_grad_() for row, n in zip(x, lengths, strict=True)]
+    padding = [row.new_full((max(lengths) - len(row), x.shape[2]), torch.nan) for row in inputs]
+    return inputs, torch.stack([torch.cat(parts) for parts in zip(inputs, padding)])
+
+
+def assert_equal_gradients(found, expected, inputs, mine, theirs):
+    "Gradients of two models in the sentences and in every parameter; returns those of the first by parameter."
+    mine, theirs = dict(mine), dict(theirs)
+    names = sorted(mine)
+    assert names == sorted(theirs)
+    ours = slopes(found, [*inputs, *(mine[name] for name in names)])
+    wanted = slopes(expected, [*inputs, *(theirs[name] for name in names)])
+    for one, other in zip(ours, wanted, strict=True):
+        close(one, other, 1e-8)
+    return dict(zip(names, ours[len(inputs):]))
+
+
+def assert_equal_batch_gradients(model, encoder, found, expected, leaves, x):
+    "Gradients of a model of one sentence and of the encoder of a batch, in the vectors and in every parameter."
+    mine, theirs = dict(model.named_parameters()), dict(encoder.named_parameters())
+    assert mine.keys() == theirs.keys()
+    ours = slopes(found, [*leaves, *mine.values()])
+    wanted, *rest = slopes(expected, [x, *(theirs[name] for name in mine)])
+    for row, gradient in enumerate(ours[:len(leaves)]):
+        assert_close(wanted[row, :len(gradient)], gradient, rtol=0, atol=1e-8)
+    for one, other in zip(ours[len(leaves):], rest, strict=True):
+        assert_close(one, other, rtol=0, atol=1e-8)
+
+
+def imported_packages(module):
+    "The packages that a module imports, anywhere in it; of a neighbor the module's name."
+    nodes = list(ast.walk(ast.parse(Path(module.__file__).read_text())))
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
+
+
+def shake(module, seed=0, by=0.4):
+    "Parameters that start at zero or one must not hide."
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return module
+
+
+def randomize_norms(encoder, scorer, factor):
+    "Layer norms with weights and biases that show, and the parameters of a scorer times a factor."
+    with torch.no_grad():
+        for module in encoder.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.weight.uniform_(0.5, 2)
+                module.bias.normal_()
+        for parameter in scorer.parameters():
+            parameter *= factor
+    return encoder
 
 
 def without(folder, *names):

@@ -6,8 +6,9 @@ from rvnnbook.encoders.crvnn import CRvNN as Encoder
 from rvnnbook.encoders.crvnn import PositionScorer
 from rvnnbook.layers.cells import GRC as BatchedGRC
 from rvnnbook.layers.neighbors import neighbor_weights
+from rvnnbook.reference import crvnn
 from rvnnbook.reference.crvnn import GRC, CRvNN, left_weights, right_weights
-from tests.helpers import batch, slopes
+from tests.helpers import assert_equal_gradients, batch, close, imported_packages, padded_sentences
 
 DIM = 6
 
@@ -30,11 +31,6 @@ def pair(root="last", seed=0, sharpness=1.0, **options):
     return encoder, reference
 
 
-def close(found, expected, tolerance):
-    assert found.shape == expected.shape and found.isfinite().all()
-    assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.detach().abs().max()))
-
-
 CASES = [dict(), dict(root="first"), dict(window=1, transition_dim=5), dict(threshold=0.3), dict(sharpness=30.0), dict(sharpness=30.0, root="first")]
 
 
@@ -43,8 +39,7 @@ def test_values_and_gradients_equal_those_of_the_encoder_in_a_padded_batch(optio
     encoder, reference = pair(**options)
     lengths = [1, 2, 3, 5, 8, 13]
     x, mask = batch(lengths, DIM)
-    inputs = [row[:n].clone().requires_grad_() for row, n in zip(x, lengths)]
-    padded = torch.stack([torch.cat([row, torch.full((13 - len(row), DIM), torch.nan, dtype=row.dtype)]) for row in inputs])
+    inputs, padded = padded_sentences(x, lengths)
     out = encoder(padded, mask, trace=True)
     turn = (lambda row: row.flip(0)) if options.get("root") == "first" else (lambda row: row)
     found = [reference(turn(row)) for row in inputs]
@@ -56,15 +51,8 @@ def test_values_and_gradients_equal_those_of_the_encoder_in_a_padded_batch(optio
         close(turn(exists.detach()), row[:n], 1e-9)
     assert [len(list(reference.rounds(turn(row)))) - 1 for row in inputs] == out.trace["rounds"].tolist()
 
-    mine, theirs = (dict(module.named_parameters()) for module in (reference, encoder))
-    theirs = renamed(theirs)
-    names = sorted(mine)
-    assert names == sorted(theirs)
     values = [torch.cat([root.flatten(), penalty[None]]) for root, penalty in ((roots, penalties.mean()), (out.root, out.loss / 0.01))]
-    ours = slopes(values[0], [*inputs, *(mine[name] for name in names)])
-    expected = slopes(values[1], [*inputs, *(theirs[name] for name in names)])
-    for left, right in zip(ours, expected, strict=True):
-        close(left, right, 1e-8)
+    assert_equal_gradients(*values, inputs, reference.named_parameters(), renamed(dict(encoder.named_parameters())).items())
 
 
 def test_neighbors_equal_those_of_the_library():
@@ -82,8 +70,4 @@ def test_cell_equals_the_library_cell():
 
 
 def test_only_torch_and_the_standard_library_are_imported():
-    import ast
-    import rvnnbook.reference.crvnn as module
-    tree = ast.parse(open(module.__file__).read())
-    assert {name.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names} == {"torch"}
-    assert {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} == {"collections", "torch"}
+    assert imported_packages(crvnn) == {"collections", "torch"}

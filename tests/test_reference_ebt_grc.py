@@ -1,7 +1,4 @@
 "The Efficient Beam Tree of the chapter equals the library's encoders, sentence by sentence, in values and gradients."
-import ast
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,7 +8,7 @@ from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import ebt_grc
 from rvnnbook.reference.ebt_grc import EBTGRC, best_of
 from rvnnbook.registry import create_encoder
-from tests.helpers import batch, slopes
+from tests.helpers import assert_equal_gradients, batch, close, imported_packages, padded_sentences
 
 DIM = 6
 LENGTHS = [1, 2, 3, 4, 7, 11]
@@ -27,28 +24,16 @@ def pair(library=EfficientBeam, beam=3, score_dim=4, sharpness=1.0):
     return encoder, reference
 
 
-def close(found, expected, tolerance):
-    assert found.shape == expected.shape and found.isfinite().all()
-    assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.detach().abs().max()))
-
-
 @pytest.mark.parametrize("library", [EfficientBeam, CompiledBeam])
 @pytest.mark.parametrize("options", [{}, {"beam": 1}, {"beam": 5, "score_dim": 64}, {"beam": 2, "sharpness": 30.0}], ids=str)
 def test_values_and_gradients_equal_those_of_the_encoder_in_a_padded_batch(library, options):
     encoder, reference = pair(library, **options)
     x, mask = batch(LENGTHS, DIM)
-    inputs = [row[:n].clone().requires_grad_() for row, n in zip(x, LENGTHS)]
-    padded = torch.stack([torch.cat([row, torch.full((11 - len(row), DIM), torch.nan, dtype=row.dtype)]) for row in inputs])
+    inputs, padded = padded_sentences(x, LENGTHS)
     expected = encoder(padded, mask).root
     found = torch.stack([reference(row)[0] for row in inputs])
     close(found, expected, 1e-9)
-    mine, theirs = (dict(module.named_parameters()) for module in (reference, encoder))
-    names = sorted(mine)
-    assert names == sorted(theirs)
-    ours = slopes(found, [*inputs, *(mine[name] for name in names)])
-    wanted = slopes(expected, [*inputs, *(theirs[name] for name in names)])
-    for one, other in zip(ours, wanted, strict=True):
-        close(one, other, 1e-8)
+    assert_equal_gradients(found, expected, inputs, reference.named_parameters(), encoder.named_parameters())
 
 
 @pytest.mark.parametrize("beam", [1, 3, 30])
@@ -94,7 +79,4 @@ def test_noisy_choice_draws_from_the_softmax():
 
 
 def test_only_torch_and_the_reference_are_imported():
-    tree = ast.parse(Path(ebt_grc.__file__).read_text())
-    names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-             for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert {name.split(".")[0] for name in names} <= {"torch", "typing", "beam_tree"}
+    assert imported_packages(ebt_grc) == {"torch", "beam_tree", "crvnn"}

@@ -1,7 +1,4 @@
 "The easy-first trees of the chapter equal the library's encoder, sentence by sentence, in values and gradients."
-import ast
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -10,7 +7,7 @@ from rvnnbook.encoders.greedy_tree import GreedyTree, tree_noise
 from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import gumbel_tree
 from rvnnbook.reference.gumbel_tree import GumbelTree, replace_pair, straight_through
-from tests.helpers import batch, slopes
+from tests.helpers import assert_equal_gradients, batch, close, imported_packages
 
 DIM = 6
 LENGTHS = [1, 2, 3, 4, 7, 10]
@@ -22,11 +19,6 @@ def pair(scorer, choice, temperature):
     reference = GumbelTree(DIM, scorer, temperature).double()
     reference.load_state_dict(encoder.state_dict())
     return encoder, reference
-
-
-def close(found, expected, tolerance):
-    assert found.shape == expected.shape and found.isfinite().all()
-    assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.detach().abs().max()))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
@@ -46,14 +38,8 @@ def test_values_trees_and_gradients_equal_those_of_the_encoder_in_a_padded_batch
     close(roots, out.root, 1e-9)
     for (_, merges), tree, n in zip(found, out.trace["trees"].tolist(), LENGTHS):
         assert steps_from_merges(merges, n) == tree[:n]
-    mine, theirs = (dict(module.named_parameters()) for module in (reference, encoder))
-    names = sorted(mine)
-    assert names == sorted(theirs)
-    ours = slopes(roots, [*inputs, *(mine[name] for name in names)])
-    wanted = slopes(out.root, [*inputs, *(theirs[name] for name in names)])
-    for one, other in zip(ours, wanted, strict=True):
-        close(one, other, 1e-8)
-    reached = sum(float(slope.abs().sum()) for name, slope in zip(names, ours[len(inputs):]) if name.startswith("scorer"))
+    slopes = assert_equal_gradients(roots, out.root, inputs, reference.named_parameters(), encoder.named_parameters())
+    reached = sum(float(slope.abs().sum()) for name, slope in slopes.items() if name.startswith("scorer"))
     assert (reached > 0) == (choice == "gumbel")
 
 
@@ -75,8 +61,5 @@ def test_replace_pair_is_a_deletion_and_an_insertion():
         close(replace_pair(nodes, parents, torch.eye(5)[j]), wanted, 1e-6)
 
 
-def test_only_torch_is_imported():
-    tree = ast.parse(Path(gumbel_tree.__file__).read_text())
-    names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-             for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert {name.split(".")[0] for name in names} <= {"torch"}
+def test_only_torch_and_the_reference_are_imported():
+    assert imported_packages(gumbel_tree) == {"torch", "crvnn"}

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 from rvnnbook.reference.mega import MEGA
 from rvnnbook.registry import create_encoder
 
-from .helpers import batch_of, slopes
+from .helpers import assert_equal_batch_gradients, batch_of
 
 LENGTHS, DIM = (9, 1, 4, 2), 6
 
@@ -31,11 +31,4 @@ def test_values_attention_and_gradients_equal_the_encoder(layers, key_dim, memor
         attention = model.layer[0].attention(leaves[row])[0]
         seen = out.trace["attention"][0, row, :len(states), :len(states)]
         assert_close(seen, attention.detach().float(), rtol=0, atol=1e-6)     # traced in float32
-    named, theirs = dict(model.named_parameters()), dict(encoder.named_parameters())
-    assert named.keys() == theirs.keys()
-    ours = slopes(root, [*leaves, *named.values()])
-    other = slopes(out.root, [x, *(theirs[name] for name in named)])
-    for row, gradient in enumerate(ours[:len(leaves)]):
-        assert_close(other[0][row, :len(gradient)], gradient, rtol=0, atol=1e-8)
-    for mine, yours in zip(ours[len(leaves):], other[1:], strict=True):
-        assert_close(mine, yours, rtol=0, atol=1e-8)
+    assert_equal_batch_gradients(model, encoder, root, out.root, leaves, x)

@@ -7,7 +7,7 @@ from rvnnbook.reference.s4d import S4DStack, StateSpaces, run_states, state_kern
 from rvnnbook.layers.s4d import S4DKernel, convolve
 from rvnnbook.registry import create_encoder
 
-from .helpers import batch_of, slopes
+from .helpers import assert_equal_batch_gradients, batch_of
 
 LENGTHS, DIM = (9, 1, 4, 2), 6
 
@@ -26,14 +26,7 @@ def test_values_and_gradients_equal_the_encoder(layers, state_size):
     assert_close(out.root, root, rtol=0, atol=1e-9)
     for row, (_, states) in enumerate(found):
         assert_close(out.states[row, :len(states)], states, rtol=0, atol=1e-9)
-    named, theirs = dict(model.named_parameters()), dict(encoder.named_parameters())
-    assert named.keys() == theirs.keys()
-    ours = slopes(root, [*leaves, *named.values()])
-    other = slopes(out.root, [x, *(theirs[name] for name in named)])
-    for row, gradient in enumerate(ours[:len(leaves)]):
-        assert_close(other[0][row, :len(gradient)], gradient, rtol=0, atol=1e-8)
-    for mine, yours in zip(ours[len(leaves):], other[1:], strict=True):
-        assert_close(mine, yours, rtol=0, atol=1e-8)
+    assert_equal_batch_gradients(model, encoder, root, out.root, leaves, x)
 
 
 def test_kernels_of_both_directions_equal_the_layer():

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .beam_tree import GRC, Hypothesis
+from .beam_tree import Hypothesis
+from .crvnn import GRC
 
 # %% ../../nbs/efficient_beam_tree.ipynb #8d7a96d2
 class ChildScorer(nn.ModuleList):

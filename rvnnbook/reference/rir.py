@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .balanced import GRC, compose_balanced, fold
+from .balanced import compose_balanced, fold
+from .crvnn import GRC
 
 # %% ../../nbs/rir.ipynb #5de4267f
 class FoldInner(nn.Module):

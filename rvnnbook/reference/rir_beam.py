@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .balanced import GRC
+from .crvnn import GRC
 
 # %% ../../nbs/beam_alignment.ipynb #f8da1f3a
 class Hypotheses(NamedTuple):
