@@ -4,12 +4,14 @@ import shutil
 
 import hypothesis
 import pytest
+import torch
 
 from tests.browsing import ARGS, missing
 
 # No test measures time; on a busy machine an example of a drawing may take longer than the default deadline.
 hypothesis.settings.register_profile("book", deadline=None)
 hypothesis.settings.load_profile("book")
+torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from rvnnbook.layers.attention import (NearestMatch, geometric_attention, geomet
                                        sums_before, windows)
 from rvnnbook.layers.neighbors import neighbor_weights
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=60)
 DIRECTIONS = pytest.mark.parametrize("direction", [None, "left", "right"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

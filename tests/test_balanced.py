@@ -15,7 +15,6 @@ from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.chunks import chunk, CHUNK_RULES, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees
 from rvnnbook.registry import create_encoder
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=40)
 lengths_of = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 arities, rules, seeds = st.integers(2, 12), st.sampled_from(CHUNK_RULES), st.integers(0, 10**6)

@@ -15,8 +15,8 @@ from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.topk import choice_matrix, one_soft
 from rvnnbook.layers.tree_search import beam_step, merge_pairs, merges_of, propose_pairs, prune_beam, search_states, steps_from_merges
 from tests import golden
+from tests.helpers import randomize_norms
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quick = settings(deadline=None, max_examples=25)
 few = settings(deadline=None, max_examples=8)
 DIM = 3
@@ -30,14 +30,7 @@ def make(seed=0, factor=1.0, **options):
     "An encoder in double precision whose scores are multiplied by a factor, with layer norms that show."
     torch.manual_seed(seed)
     encoder = BeamTree(DIM, **options).double().eval()
-    with torch.no_grad():
-        for module in encoder.modules():
-            if isinstance(module, torch.nn.LayerNorm):
-                module.weight.uniform_(0.5, 2)
-                module.bias.normal_()
-        for parameter in encoder.scorer[0].parameters():
-            parameter *= factor
-    return encoder
+    return randomize_norms(encoder, encoder.scorer[0], factor)
 
 
 def batch_of(sizes, seed, padding=0):

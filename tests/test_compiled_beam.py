@@ -20,7 +20,6 @@ from rvnnbook.encoders.efficient_beam import PairScorer
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.tree_search import arena_search, choose_proposals, trace_back
 
-torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
 DIM = 6
 few = settings(deadline=None, max_examples=40)

@@ -19,7 +19,6 @@ from rvnnbook.core import (
     tree_from_steps,
 )
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quick = settings(deadline=None, max_examples=40)
 
 

@@ -37,9 +37,9 @@ from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
 from rvnnbook.layers.neighbors_linear import neighbor_retrievers
 from rvnnbook.show.trees import soft_round_drawing
 from tests.golden import SharedNorm
+from tests.helpers import randomize_norms
 from tests.test_core import boxed, played, random_steps
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quick = settings(deadline=None, max_examples=25)
 few = settings(deadline=None, max_examples=6)
 DIM = 3
@@ -69,14 +69,7 @@ def make(seed=0, factor=1.0, **options):
     "An encoder in double precision whose scores are multiplied by a factor, with layer norms that show."
     torch.manual_seed(seed)
     encoder = build(**options)
-    with torch.no_grad():
-        for module in encoder.modules():
-            if isinstance(module, torch.nn.LayerNorm):
-                module.weight.uniform_(0.5, 2)
-                module.bias.normal_()
-        for parameter in encoder.scorer[1].parameters():
-            parameter *= factor
-    return encoder
+    return randomize_norms(encoder, encoder.scorer[1], factor)
 
 
 def batch_of(sizes, seed, padding=0):

@@ -13,7 +13,6 @@ from rvnnbook.tasks.classify import Classifier
 from tests.pretend_device import PretendDevice
 from tests.test_encoders import FOR_DROPOUT, OPTIONS
 
-torch.set_num_threads(1)
 NAMES = list_encoders()
 every = pytest.mark.parametrize("name", NAMES)
 NO_GOAL = None, None

@@ -24,7 +24,6 @@ from rvnnbook.layers.tree_search import (
     arena_search, choose_proposals, encode_with_search, first_keys, hash_pair, leaf_keys, mark_repeated, next_keys, search_and_replay, states_after, trace_back)
 from tests.helpers import DIM, answers, assert_same, batch_of
 
-torch.set_num_threads(1)
 RULES = [by_orders, by_best, by_sums, in_post_order]
 few = settings(deadline=None, max_examples=25)
 quick = settings(deadline=None)

@@ -14,7 +14,6 @@ from rvnnbook.lab.efficiency import (EFFICIENCY, RANGES, by_range, check_efficie
 from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.registry import list_encoders
 
-torch.set_num_threads(1)
 SHORT = ["[MAX 2 9 ]", "[SM 1 [MIN 3 4 ] 5 ]"]
 
 

@@ -17,7 +17,6 @@ from rvnnbook.registry import create_encoder, list_encoders
 from rvnnbook.tasks.classify import Classifier, accuracy, cross_entropy, predict_labels
 from tests.test_core import boxed, random_steps
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 DIM = 8
 OPTIONS: dict[str, dict] = {           # by name: options of the encoder as it is tested here, besides dim
     "ndr": {"layers": 5, "heads": 2}, "ndr_halt": {"layers": 5, "heads": 2, "takers": 2, "gate_bias": 0.0, "threshold": 0.5},

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from tests import golden
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tests" / "golden").glob("**/*.safetensors"))
 ORIGINALS = Path(__file__).parents[2] / "shared" / "golden"

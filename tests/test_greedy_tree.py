@@ -14,7 +14,6 @@ from rvnnbook.encoders.greedy_tree import (
 from rvnnbook.encoders.rvnn import compose_by_height, compose_tree
 from rvnnbook.layers.tree_search import grc_parts, merge_pairs
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quick = settings(deadline=None, max_examples=40)
 few = settings(deadline=None, max_examples=12)
 DIM = 4

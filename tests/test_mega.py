@@ -11,20 +11,10 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, length_mask
 from rvnnbook.encoders.mega import MEGA, MegaLayer, MovingAverage, average_kernel, check_mega, distance_table, gated_head, rewrite
 from rvnnbook.registry import create_encoder
-from tests.helpers import batch, slopes
+from tests.helpers import batch, shake, slopes
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=20)
 seeds = st.integers(0, 10**6)
-
-
-def shake(module, seed=0, by=.4):
-    "Parameters that start at zero or one must not hide."
-    gen = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(by * torch.randn(p.shape, generator=gen, dtype=p.dtype))
-    return module
 
 
 def make(layers=2, seed=0, dim=3, **options):

@@ -15,8 +15,8 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.ndr import NDR, READOUTS, RoutingLayer, directional_bias, ndr_layer_literal, read_at, route, sample_update_mask
 from tests.golden import build_ndr
+from tests.helpers import shake
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=25)
 GOLDEN = sorted((Path(__file__).parent / "golden" / "ndr").glob("*.safetensors"))
 lengths_of = st.lists(st.integers(1, 7), min_size=1, max_size=4)
@@ -26,19 +26,10 @@ layouts = st.fixed_dictionaries({"heads": st.sampled_from([1, 2, 3, 6]), "scalar
                                  "gate_hidden": st.sampled_from([None, 3])})
 
 
-def shake(module, seed, by=0.3):
-    "Parameters that start at zero or one must not hide."
-    gen = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(by * torch.randn(p.shape, generator=gen, dtype=p.dtype))
-    return module
-
-
 def make(layers=3, seed=0, dim=6, kind=NDR, shaken=True, **options):
     torch.manual_seed(seed)
     module = kind(dim, **({"layers": layers, "heads": 2} if kind is NDR else {"heads": 2}) | options).double().eval()
-    return shake(module, seed) if shaken else module
+    return shake(module, seed, 0.3) if shaken else module
 
 
 def batch(lengths, dim=6, seed=0, dtype=torch.float64):

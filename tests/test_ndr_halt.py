@@ -14,7 +14,6 @@ from rvnnbook.layers.attention import geometric_attention, geometric_literal
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, slopes
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 few = settings(deadline=None, max_examples=15)
 seeds = st.integers(0, 10**6)
 lengths_of = st.lists(st.integers(1, 7), min_size=1, max_size=4)

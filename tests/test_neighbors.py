@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from rvnnbook.layers.neighbors import RETRIEVERS, stick_breaking_weights, cumulative_weights, neighbor_weights, retrieve
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quarters = st.sampled_from([Fraction(0), Fraction(1), Fraction(1, 4), Fraction(1, 2), Fraction(3, 4)])
 sentences = st.lists(quarters, min_size=1, max_size=12)
 many = settings(deadline=None, max_examples=40)

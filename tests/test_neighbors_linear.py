@@ -15,7 +15,6 @@ from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_MAX_LENGTH, LINEAR_RE
                                               decayed_sums_from, existence_units, retrieve_exp, retrieved_logs, log_decayed_sums, log_sums,
                                               neighbor_retrievers, rows_at, receiver_windows, unit_windows)
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=40)
 EACH = pytest.mark.parametrize("side, retriever", list(product(("left", "right"), sorted(RETRIEVERS))))
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

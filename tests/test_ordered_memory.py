@@ -29,7 +29,6 @@ from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.chunks import fold_left, STARTS
 from tests.test_core import random_steps
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 few = settings(deadline=None, max_examples=15)
 
 

@@ -14,7 +14,6 @@ from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier, cross_entropy, predict_labels
 from rvnnbook.tasks.pair import PairClassifier, PairFeatures, pair_features, pair_up
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 DIM, VOCABULARY, CLASSES = 6, 11, 7
 few = settings(deadline=None, max_examples=25)
 encoders = pytest.mark.parametrize("name", ["rvnn", "tree_lstm", "lstm", "bilstm"])

@@ -33,7 +33,6 @@ from rvnnbook.layers.tree_search import find_pairs, search_states
 from rvnnbook.registry import create_encoder
 from tests.helpers import DIM, assert_same, batch_of
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 few = settings(deadline=None, max_examples=25)
 lengths = st.lists(st.integers(1, 11), min_size=1, max_size=4)
 beams = st.integers(1, 7)

@@ -9,7 +9,6 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.recurrent import LSTM
 from rvnnbook.layers.masking import reverse_tokens
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 SHAPES = [(layers, directions) for layers in (1, 2, 3) for directions in (1, 2)]
 shapes = pytest.mark.parametrize("layers, directions", SHAPES)
 few = settings(deadline=None, max_examples=15)

@@ -13,7 +13,6 @@ from rvnnbook.encoders.rvnn import RvNN, compose_by_height
 from rvnnbook.layers.cells import GRC, TreeLSTMCell
 from rvnnbook.layers.chunks import fold_left, fold_prefixes, STARTS
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 few = settings(deadline=None, max_examples=15)
 starts = pytest.mark.parametrize("start", STARTS)
 

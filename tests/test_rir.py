@@ -17,7 +17,6 @@ from rvnnbook.encoders.rvnn import compose_by_round
 from rvnnbook.layers.chunks import chunk, CHUNK_RULES, compose_levels_literal, level_lengths
 from rvnnbook.registry import create_encoder
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=20)
 lengths_of = st.lists(st.integers(1, 14), min_size=1, max_size=4)
 arities, rules, seeds, inners = st.integers(2, 9), st.sampled_from(CHUNK_RULES), st.integers(0, 10**6), st.sampled_from(sorted(INNERS))

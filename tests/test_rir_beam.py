@@ -17,7 +17,6 @@ from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_len
 from rvnnbook.layers.tree_search import encode_with_search, search_and_replay
 from tests.helpers import DIM, answers, assert_same, batch_of
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 few = settings(deadline=None, max_examples=25)
 lengths = st.lists(st.integers(1, 14), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)

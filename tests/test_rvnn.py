@@ -23,7 +23,6 @@ from rvnnbook.encoders.rvnn import (
 from rvnnbook.layers.cells import GRC, TreeLSTMCell, grc_flops
 from tests.test_core import boxed, leaves_of, played, random_steps
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quick = settings(deadline=None, max_examples=25)
 batches = st.lists(random_steps(), min_size=1, max_size=4)
 

@@ -12,7 +12,6 @@ from rvnnbook.core import length_mask
 from rvnnbook.layers.s4d import (NORMS, S4DKernel, S4DLayer, as_real, bilinear, convolve, evaluate_polynomials, inverse_frequencies, power_sums,
                                  power_sums_literal, powers, state_space_literal, transform_length)
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=40)
 seeds, lengths = st.integers(0, 10**6), st.integers(1, 40)
 

@@ -12,7 +12,6 @@ from rvnnbook.layers.s4d import NORMS
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, slopes
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some = settings(deadline=None, max_examples=20)
 seeds = st.integers(0, 10**6)
 

@@ -10,7 +10,6 @@ from torch.testing import assert_close
 
 from rvnnbook.layers.scan import FORMS, LONG, NARROW, Scan, linear_scan, scan_blocks, scan_form, scan_loop, states_before, take_steps
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=60)
 EACH = pytest.mark.parametrize("form", FORMS)
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 50, 72, 98, 99, 128, 129]

@@ -15,7 +15,6 @@ from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, Positi
                                         iru_step, level_gates, level_memory, make_bases, make_readers, self_iru_literal, self_iru_scans)
 from rvnnbook.registry import create_encoder
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 many = settings(deadline=None, max_examples=25)
 depths, bases, shares = st.integers(0, 3), st.sampled_from(sorted(BASES)), st.sampled_from(["depth", "node"])
 EVERY = [dict(depth=depth, base=base, share=share) for depth, base, share in product((0, 1, 3), BASES, ("depth", "node"))]

@@ -32,7 +32,6 @@ from rvnnbook.tasks.seq2seq import (
     token_nll,
 )
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 few = settings(deadline=None, max_examples=25)
 DIM, WORDS = 8, number_vocabulary(5)
 UNITS = {"lstm": lambda: None, "two_lstms": lambda: nn.LSTM(DIM, DIM, 2, batch_first=True),

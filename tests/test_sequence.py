@@ -19,7 +19,6 @@ from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.sequence import KeyByKey, NextSet, evaluate_sequences, fit_key_by_key, future_gap, sequence_loss, sequence_nll
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "polymusic"
 few = settings(deadline=None, max_examples=30)
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)

@@ -17,7 +17,6 @@ from rvnnbook.tasks.tokens import (
     draw_tokens, extend_tree, prefix_tree, token_cross_entropy)
 from tests.test_core import boxed, random_steps
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 some, few = settings(deadline=None, max_examples=40), settings(deadline=None, max_examples=15)
 rows_of = st.lists(random_steps(9), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)

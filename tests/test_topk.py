@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rvnnbook.layers.topk import EPSILON, best_first, choice_matrix, gumbel_noise, masked_softmax, one_soft, stochastic_topk
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 quick = settings(deadline=None, max_examples=60)
 
 

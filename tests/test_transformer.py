@@ -16,7 +16,6 @@ from rvnnbook.encoders.transformer import (POSITIONS, Layer, Transformer, multi_
                                            place_pairs, place_powers, recur, run_layers, flip_odd_heads)
 from tests.test_core import boxed, random_steps
 
-torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
 few = settings(deadline=None, max_examples=15)
 positions = pytest.mark.parametrize("position", POSITIONS)
 batches = st.lists(st.integers(1, 7), min_size=1, max_size=3)
