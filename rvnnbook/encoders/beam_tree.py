@@ -45,13 +45,20 @@ class BeamTree(Encoder):
         trace: bool = False,                         # keep hypotheses, scores, trees
     ) -> EncoderOutput:                                   # root (B, D)
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
-        leaves, lengths = leaves.to(self.leaf.weight.dtype), mask.sum(1)
-        roots, scores, history = search_states(leaves, lengths, self.beam,
-                                               one_step(self, generator))
-        weights = scores.softmax(-1)
-        root = (weights[..., None] * roots).sum(1)
+        leaves = leaves.to(self.leaf.weight.dtype)
+        roots, scores, history = self.search_trees(leaves, mask, generator)
+        root = (scores.softmax(-1)[..., None] * roots).sum(1)
         return EncoderOutput(root, trace=build_beam_trace(roots, scores, history,
                                                           mask) if trace else None)
+
+    def search_trees(
+        self,
+        leaves: Tensor,                              # leaf states, (B, N, D)
+        mask: Tensor,                                # (B, N) bool, True = token
+        generator: torch.Generator | None = None,    # of the noise, where there is any
+    ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
+        "Beam search that composes all pairs in every step."
+        return search_states(leaves, mask.sum(1), self.beam, one_step(self, generator))
 
 # %% ../../nbs/implementations/beam_tree.ipynb #4185b923
 def one_step(

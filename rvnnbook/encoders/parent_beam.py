@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch
 from .beam_tree import BeamTree
 from ..layers.topk import EPSILON, gumbel_noise, one_soft
 from rvnnbook.layers.tree_search import (
-    Arena, Lineages, LineageScores, ReplayPlan, beam_step, build_beam_trace, find_pairs,
+    Arena, Lineages, LineageScores, ReplayPlan, beam_step, find_pairs,
     follow_back, merge_pairs, plan_replay, propose_pairs, prune_beam, replay, scale_kept,
     search_states)
 
@@ -284,20 +283,13 @@ def soft_search(
 # %% ../../nbs/implementations/parent_beam.ipynb #602fb5de
 class ParentBeam(BeamTree):
     "BT-GRC that composes every pair once (rir section 2)."
-    def forward(
+    def search_trees(
         self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: trees are found
+        leaves: Tensor,                              # leaf states, (B, N, D)
+        mask: Tensor,                                # (B, N) bool, True = token
         generator: torch.Generator | None = None,    # of the noise, where there is any
-        trace: bool = False,                         # keep hypotheses, scores, trees
-    ) -> EncoderOutput:                                   # root (B, D)
-        leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
-        leaves = leaves.to(self.leaf.weight.dtype)
-        with torch.autocast(x.device.type, enabled=False):
-            search = soft_search if self.soft and self.training else parent_search
-            roots, scores, history = search(self, leaves, mask, generator)
-        root = (scores.softmax(-1)[..., None] * roots).sum(1)
-        return EncoderOutput(root, trace=build_beam_trace(roots, scores, history,
-                                                          mask) if trace else None)
+    ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
+        "Beam search that composes new pairs only, without autocast."
+        search = soft_search if self.soft and self.training else parent_search
+        with torch.autocast(leaves.device.type, enabled=False):
+            return search(self, leaves, mask, generator)
