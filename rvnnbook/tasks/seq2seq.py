@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['token_nll', 'attention_weights', 'Memory', 'DecoderOutput', 'Decoder', 'shifted', 'Seq2Seq', 'seq2seq_loss', 'extend',
-           'take_rows', 'Hypotheses', 'search_answers', 'answer', 'exact', 'evaluate_seq2seq']
+           'take_rows', 'AnswerBeam', 'search_answers', 'answer', 'exact', 'evaluate_seq2seq']
 
 # %% ../../nbs/implementations/seq2seq.ipynb #748c7f41
 import math
@@ -172,7 +172,7 @@ def take_rows(
     return state if state is None else type(state)(take_rows(part, rows) for part in state)
 
 # %% ../../nbs/implementations/seq2seq.ipynb #9444481f
-class Hypotheses(NamedTuple):
+class AnswerBeam(NamedTuple):
     "Answers of a beam search, best first."
     words: Tensor          # padded with END, (B, K, M) int64
     logs: Tensor           # log-probability up to END; -inf: empty slot, (B, K)
@@ -186,7 +186,7 @@ def search_answers(
     longest: int,          # maximal length, including END, >= 1
     penalty: float = 0.0,  # a: answers are ranked by log-probability / length^a, >= 0
     device=None,           # device of the step
-) -> Hypotheses:
+) -> AnswerBeam:
     "Beam search for the most likely answers (Sutskever et al. 2014)."
     if beam < 1 or longest < 1 or penalty < 0:
         raise ValueError("a search needs beam >= 1, longest >= 1 and penalty >= 0, got "
@@ -203,7 +203,7 @@ def search_answers(
         state = take_rows(state, (first + source).flatten())
         words = words.gather(1, source[..., None].expand_as(words))
         words = torch.cat([words, word[..., None]], 2)
-    return Hypotheses(words[:, :, 1:], logs)
+    return AnswerBeam(words[:, :, 1:], logs)
 
 # %% ../../nbs/implementations/seq2seq.ipynb #158faa9a
 @torch.no_grad()
@@ -214,7 +214,7 @@ def answer(
     longest: int,          # maximal length, including END
     beam: int = 1,         # K, beam width; 1: greedy
     penalty: float = 0.0,  # a: answers are ranked by log-probability / length^a
-) -> Hypotheses:           # words (B, K, M), log-probabilities (B, K)
+) -> AnswerBeam:           # words (B, K, M), log-probabilities (B, K)
     "Generate answers with beam search (self_iru §3.3)."
     memory = Memory(*(part.repeat_interleave(beam, 0) for part in model.eval().read(ids, mask)[0]))
 
