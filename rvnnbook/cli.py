@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['STATUSES', 'SWEEP_STATUSES', 'parser', 'add_run', 'seconds', 'add_results', 'add_bench', 'span', 'add_conditions',
-           'add_data', 'add_sweep', 'obey', 'run', 'results', 'merge', 'revalidate_stale', 'data', 'bench', 'main']
+           'add_data', 'add_sweep', 'obey', 'run', 'results', 'merge', 'revalidate_stale', 'data', 'run_bench', 'main']
 
 # %% ../nbs/workshop/cli.ipynb #26e67603
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 # %% ../nbs/workshop/cli.ipynb #055ccee8
 def parser() -> argparse.ArgumentParser:
-    "The words that the command understands."
+    "The options that the command understands."
     top = argparse.ArgumentParser(
         prog="rvnnbook", description="Build the book, rerun its experiments, install its data.")
     top.add_argument("--version", action="version",
@@ -41,17 +41,17 @@ def parser() -> argparse.ArgumentParser:
 # %% ../nbs/workshop/cli.ipynb #eae14825
 STATUSES = """exit status:
   0   finished and recorded
-  1   the experiment raised an error
-  2   refused before anything ran: unknown parameter, value out of range
-  3   given up: died, silent, or past a limit at a place without a checkpoint
-  75  stopped, on request or by a limit, or somebody else is at this run;
-      the same command goes on later
-SIGTERM, SIGINT (^C) and SIGHUP ask a run to stop; a second one kills it at once."""
+  1   the experiment raised an exception
+  2   rejected before anything ran: unknown parameter, value out of range
+  3   died, hung, or passed a limit before a checkpoint was written
+  75  stopped by a signal or a limit, or locked by another process;
+      run the same command again to resume
+SIGTERM, SIGINT (^C) and SIGHUP stop a run at a checkpoint; a second one kills it at once."""
 
 def add_run(
-    run: argparse.ArgumentParser,          # gets its words
+    run: argparse.ArgumentParser,          # gets its options
 ):
-    "The words of `rvnnbook run`."
+    "The options of `rvnnbook run`."
     run.add_argument("notebook")
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     run.add_argument("--profile", help="smoke, cpu or paper (default: what the notebook says)")
@@ -62,10 +62,10 @@ def add_run(
     run.add_argument("--unless-recorded", action="store_true",
                      help="do nothing if the run has a record")
     for name, default, meaning in (
-            ("--limit", "inf", "stop the run after so long, at a checkpoint"),
+            ("--limit", "inf", "stop the run after this time, at a checkpoint"),
             ("--cell-limit", "inf", "stop it when a cell takes longer"),
-            ("--silence", 3600, "stop it when nothing is said and nothing done for so long"),
-            ("--grace", 60, "kill it when so long after it was asked to stop it still runs")):
+            ("--silence", 3600, "stop it after this time without output and without work"),
+            ("--grace", 60, "kill it if it does not stop within this time")):
         run.add_argument(name, type=seconds, default=default, metavar="SECONDS",
                          help=f"{meaning} (default: {default})".replace("inf", "no limit"))
 
@@ -79,9 +79,9 @@ def seconds(
 
 # %% ../nbs/workshop/cli.ipynb #84a245d0
 def add_results(
-    results: argparse.ArgumentParser,      # gets its words
+    results: argparse.ArgumentParser,      # gets its options
 ):
-    "The words of `rvnnbook results`."
+    "The options of `rvnnbook results`."
     results.add_argument("experiment", nargs="?",
                          help="its name (default: all), merge or revalidate")
     results.add_argument("folders", nargs="*", metavar="FOLDER",
@@ -102,9 +102,9 @@ def add_results(
 
 # %% ../nbs/workshop/cli.ipynb #f98275a0
 def add_bench(
-    bench: argparse.ArgumentParser,        # gets its words
+    bench: argparse.ArgumentParser,        # gets its options
 ):
-    "The words of `rvnnbook bench`."
+    "The options of `rvnnbook bench`."
     subjects = bench.add_subparsers(dest="subject", required=True)
     for name in ("crvnn", "beam_tree", "attention", "scan", "self_iru"):
         subject = subjects.add_parser(name, help=f"{name} in all its forms")
@@ -126,15 +126,15 @@ def add_bench(
     add_conditions(every, None, "begin no step after so long (default: no limit)")
 
 def span(
-    words: str,                            # such as 200-250
+    options: str,                            # such as 200-250
 ) -> tuple[int, int]:                      # (200, 250)
     "Two lengths in one word."
-    low, high = map(int, words.split("-"))
+    low, high = map(int, options.split("-"))
     return low, high
 
 # %% ../nbs/workshop/cli.ipynb #31aeeb96
 def add_conditions(
-    bench: argparse.ArgumentParser,        # gets its words
+    bench: argparse.ArgumentParser,        # gets its options
     limit: float | None,                   # seconds, if nothing is said
     meaning: str,                          # of the limit
 ):
@@ -149,9 +149,9 @@ def add_conditions(
 
 # %% ../nbs/workshop/cli.ipynb #9cc1e42d
 def add_data(
-    data: argparse.ArgumentParser,         # gets its words
+    data: argparse.ArgumentParser,         # gets its options
 ):
-    "The words of `rvnnbook data`."
+    "The options of `rvnnbook data`."
     data = data.add_subparsers(dest="action", required=True)
     data.add_parser("list", help="show what the papers use and what of it is here")
     get = data.add_parser("get", help="download a set of data")
@@ -168,15 +168,15 @@ def add_data(
 SWEEP_STATUSES = """exit status:
   0   all runs are finished
   1   some failed in all their attempts; the same command tries them again
-  2   refused before anything ran, or a sweep of this file is running
-  75  stopped; the same command goes on later
-SIGTERM, SIGINT (^C) and SIGHUP ask the runs to write a checkpoint and stop; a second one ends
-them at once. The README and the chapter on sweeps describe the file."""
+  2   rejected before anything ran, or a sweep of this file is running
+  75  stopped; run the same command again to resume
+SIGTERM, SIGINT (^C) and SIGHUP stop the runs at checkpoints; a second one kills them at once.
+The README and the chapter on sweeps describe the file."""
 
 def add_sweep(
-    sweep: argparse.ArgumentParser,        # gets its words
+    sweep: argparse.ArgumentParser,        # gets its options
 ):
-    "The words of `rvnnbook sweep`."
+    "The options of `rvnnbook sweep`."
     sweep.add_argument("file", metavar="FILE", help="a sweep file, .yml or .json")
     what = sweep.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="show what would be run")
@@ -189,89 +189,88 @@ def add_sweep(
 
 # %% ../nbs/workshop/cli.ipynb #9605a144
 def obey(
-    words: argparse.Namespace,     # what `parser` understood
-) -> str:                          # what to say at the end
-    "Do what was asked."
-    if words.command == "encoders":
+    options: argparse.Namespace,     # what `parser` parsed
+) -> str:                          # the last line of output
+    "Call the function of a command."
+    if options.command == "encoders":
         from rvnnbook.registry import list_encoders
         return "\n".join(list_encoders())
-    if words.command == "data":
-        return data(words)
-    if words.command == "sweep":
+    if options.command == "data":
+        return data(options)
+    if options.command == "sweep":
         from rvnnbook.lab.sweep import obey_sweep
-        return obey_sweep(words)
-    if words.command == "results":
-        return results(words)
-    if words.command == "bench":
-        return bench(words)
-    if words.command == "run":
-        return run(words)
+        return obey_sweep(options)
+    if options.command == "results":
+        return results(options)
+    if options.command == "bench":
+        return run_bench(options)
+    if options.command == "run":
+        return run(options)
     from rvnnbook.lab.book import (BookError, clean_source, find_root, make_book, pages,
                                    sources, write_if_changed)
     root = find_root()
-    if words.command == "clean":
+    if options.command == "clean":
         changed = [path for path in sources(root) if write_if_changed(path, clean_source(path))]
         return f"{len(changed)} notebooks cleaned"
-    chapter = words.chapter and os.path.relpath(words.chapter, root).removesuffix(".ipynb")
+    chapter = options.chapter and os.path.relpath(options.chapter, root).removesuffix(".ipynb")
     if chapter and chapter not in pages(root):
-        raise BookError(f"{words.chapter} is no chapter: _toc.yml names {', '.join(pages(root))}")
-    index = make_book(root, (chapter,) if chapter else (), words.jobs)
+        raise BookError(f"{options.chapter} is no chapter: _toc.yml names {', '.join(pages(root))}")
+    index = make_book(root, (chapter,) if chapter else (), options.jobs)
     return f"open {index.parent / (chapter + '.html') if chapter else index}"
 
 # %% ../nbs/workshop/cli.ipynb #bba4933b
 def run(
-    words: argparse.Namespace,     # what `parser` understood
-) -> str:                          # what to say
-    "Run an experiment chapter under guard."
-    from rvnnbook.lab.guard import Limits
-    from rvnnbook.lab.rerun import (
-        ParameterError, open_notebook, parameter_lines, parse_value, rerun)
-    if words.parameters:
-        return "\n".join(parameter_lines(open_notebook(Path(words.notebook))))
-    given = {"profile": words.profile} if words.profile else {}
-    for pair in words.parameter:
+    options: argparse.Namespace,     # what `parser` parsed
+) -> str:                          # the output
+    "Run an experiment under supervision."
+    from rvnnbook.lab.run import Limits, StatusError, run_experiment
+    from rvnnbook.lab.settings import (
+        ParameterError, open_notebook, parameter_lines, parse_value)
+    if options.parameters:
+        return "\n".join(parameter_lines(open_notebook(Path(options.notebook))))
+    given = {"profile": options.profile} if options.profile else {}
+    for pair in options.parameter:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise ParameterError(f"-p takes NAME=VALUE, got {pair!r}")
         if name in given:
             raise ParameterError(f"{name} is given twice")
         given[name] = parse_value(value)
-    limits = Limits(words.limit, words.cell_limit, words.silence, words.grace)
-    ending, target = rerun(Path(words.notebook), given, limits, words.no_notebook,
-                           words.unless_recorded)
+    limits = Limits(options.limit, options.cell_limit, options.silence, options.grace)
+    ending, target = run_experiment(Path(options.notebook), given, limits, not options.no_notebook,
+                                    options.unless_recorded)
     if ending.status:
-        error = RuntimeError(ending.said)
-        error.status = ending.status
-        raise error
-    return ending.said or ("done" if words.no_notebook else f"done: {target}")
+        raise StatusError(ending.message, ending.status)
+    page = not options.no_notebook and target.exists()
+    return ending.message or (f"done: {target}" if page else "done")
 
 # %% ../nbs/workshop/cli.ipynb #178286e8
 def results(
-    words: argparse.Namespace,     # what `parser` understood
-) -> str:                          # what to say
+    options: argparse.Namespace,     # what `parser` parsed
+) -> str:                          # the output
     "Show, write down, check, merge or revalidate the records in nbs/results."
     from rvnnbook.lab import records as runs
     folder = runs.results_folder()
-    if words.experiment == "merge":
-        return merge(words.folders)
-    if words.experiment == "revalidate":
-        return revalidate_stale(words)
-    if words.folders:
-        raise runs.RecordError(f"one experiment at a time, got also {', '.join(words.folders)}")
+    if options.experiment == "merge":
+        return merge(options.folders)
+    if options.experiment == "revalidate":
+        return revalidate_stale(options)
+    if options.folders:
+        raise runs.RecordError(f"one experiment at a time, got also {', '.join(options.folders)}")
     known = sorted(path.stem for path in folder.glob("*.jsonl"))
-    if words.experiment and words.experiment not in known:
-        raise runs.RecordError(f"no records of {words.experiment!r}; there are: "
+    if options.experiment and options.experiment not in known:
+        raise runs.RecordError(f"no records of {options.experiment!r}; there are: "
                                f"{', '.join(known) or 'none'}")
-    if words.check:
-        weights = [] if words.experiment else runs.check_weights()
-        if wrong := runs.check_results(folder, words.experiment) + weights:
+    if options.check:
+        weights = [] if options.experiment else runs.check_weights()
+        if wrong := runs.check_results(folder, options.experiment) + weights:
             raise RuntimeError("\n".join(wrong))
-        return f"valid records: {len(runs.read_records(words.experiment))}"
-    records = runs.query_records(runs.read_records(words.experiment), words.where)
-    records = runs.select(records, profile=words.profile) if words.profile else records
-    records = runs.latest(records) if words.latest else records
-    files = [(words.csv, runs.write_csv), (words.parquet, runs.write_parquet)]
-    if words.mean and (words.csv or words.parquet):
+        return f"valid records: {len(runs.read_records(options.experiment))}"
+    records = runs.query_records(runs.read_records(options.experiment), options.where)
+    records = runs.select(records, profile=options.profile) if options.profile else records
+    records = runs.latest(records) if options.latest else records
+    files = [(options.csv, runs.write_csv), (options.parquet, runs.write_parquet)]
+    if options.mean and (options.csv or options.parquet):
         raise runs.RecordError("--mean is for the table on the screen; a file has every run")
     for path, write in files:
         if path:
@@ -279,69 +278,69 @@ def results(
     written = [path for path, _ in files if path]
     screen = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return (f"{len(records)} records in {' and '.join(written)}" if written
-            else runs.results_table(records, words.mean, screen))
+            else runs.results_table(records, options.mean, screen))
 
 # %% ../nbs/workshop/cli.ipynb #e972cb5b
 def merge(
     folders: list[str],            # of records, from other machines
-) -> str:                          # what to say
+) -> str:                          # the output
     "Bring records in; what was refused is an error after that."
     from rvnnbook.lab import records as runs
     if not folders:
         raise runs.RecordError("merge takes the folders that other machines sent")
     merged = runs.merge_records(map(Path, folders))
-    told = [f"records added: {len(merged.added)}", *merged.conflicts]
+    lines = [f"records added: {len(merged.added)}", *merged.conflicts]
     if merged.refused:
-        raise RuntimeError("\n".join([*told, "refused:", *merged.refused]))
-    return "\n".join(told)
+        raise RuntimeError("\n".join([*lines, "rejected:", *merged.refused]))
+    return "\n".join(lines)
 
 # %% ../nbs/workshop/cli.ipynb #5d2f1c02
 def revalidate_stale(
-    words: argparse.Namespace,     # what `parser` understood
-) -> str:                          # what to say
+    options: argparse.Namespace,     # what `parser` parsed
+) -> str:                          # the output
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
     from rvnnbook.lab.revalidate import revalidate
     known, held = [], 0
-    for name in words.folders or [None]:
+    for name in options.folders or [None]:
         found = runs.read_records(name)
         if name and not found:
             raise runs.RecordError(f"no records of {name!r}")
         known += runs.latest(found)
-    chosen = [record for record in runs.query_records(known, words.where)
-              if runs.changed_modules(record) and words.profile in (None, record["profile"])]
+    chosen = [record for record in runs.query_records(known, options.where)
+              if runs.changed_modules(record) and options.profile in (None, record["profile"])]
     for record in chosen:
         try:
-            found = revalidate(record, 60 * words.minutes)
-            said, held = f"holds: {found['repeated']}", held + 1
+            found = revalidate(record, 60 * options.minutes)
+            line, held = f"holds: {found['repeated']}", held + 1
         except runs.RecordError as error:
-            said = f"not confirmed: {error}"
-        print(f"{record['experiment']} {record['id']} {said}", flush=True)
+            line = f"not confirmed: {error}"
+        print(f"{record['experiment']} {record['id']} {line}", flush=True)
     return f"{held} of {len(chosen)} stale records hold for the code of today"
 
 # %% ../nbs/workshop/cli.ipynb #2273bbab
 def data(
-    words: argparse.Namespace,     # what `parser` understood
-) -> str:                          # what to say
+    options: argparse.Namespace,     # what `parser` parsed
+) -> str:                          # the output
     "List, install or check sets of data."
     from rvnnbook.data import catalog
-    if words.action == "list":
+    if options.action == "list":
         return catalog.listing()
-    if words.action == "verify":
-        chosen = ([catalog.find_dataset(words.name)] if words.name
+    if options.action == "verify":
+        chosen = ([catalog.find_dataset(options.name)] if options.name
                   else [entry for entry in catalog.catalog().values() if catalog.present(entry)])
         if wrong := [line for entry in chosen for line in catalog.verify(entry)]:
             raise RuntimeError("\n".join(wrong))
         return "\n".join(f"{entry.name}: as it should be" for entry in chosen) or "nothing is here"
-    entry = catalog.find_dataset(words.name)
-    if words.action == "get":
+    entry = catalog.find_dataset(options.name)
+    if options.action == "get":
         try:
             files = catalog.get(entry)
         except KeyboardInterrupt:
             raise RuntimeError("stopped; what has come is kept, "
                                "and the same command goes on from there") from None
     else:
-        files = catalog.add(entry, Path(words.file), words.unverified)
+        files = catalog.add(entry, Path(options.file), options.unverified)
     if entry.name == "listops" and len(files) == 1:
         return f"installed as {files[0]}"
     here = len(catalog.present(entry))
@@ -349,33 +348,33 @@ def data(
             f"{catalog.data_folder() / entry.name}. Licence: {entry.licence}")
 
 # %% ../nbs/workshop/cli.ipynb #13d7af4e
-def bench(
-    words: argparse.Namespace,     # what `parser` understood
-) -> str:                          # what to say
+def run_bench(
+    options: argparse.Namespace,     # what `parser` parsed
+) -> str:                          # the output
     "Measure an encoder in all its forms."
-    from rvnnbook.lab.bench import bench as measured, bench_lines, findings
+    from rvnnbook.lab.bench import bench, bench_lines, findings
     from rvnnbook.lab.tables import as_text
-    settings = {name: value for name, value in vars(words).items()
+    settings = {name: value for name, value in vars(options).items()
                 if name not in ("command", "subject", "record")}
-    profile = "paper" if words.device == "cuda" else "cpu"
-    tell = lambda line: print(line, file=sys.stderr, flush=True)
-    profile = profile if words.record else None
-    if words.subject == "efficiency":
+    profile = "paper" if options.device == "cuda" else "cpu"
+    show = lambda line: print(line, file=sys.stderr, flush=True)
+    profile = profile if options.record else None
+    if options.subject == "efficiency":
         from rvnnbook.lab.efficiency import EFFICIENCY, efficiency_lines
-        metrics = measured(EFFICIENCY, settings, profile, tell)
-        return as_text(f"A step of training, width {words.dim}", efficiency_lines(metrics), [])
-    metrics = measured(words.subject, settings, profile, tell)
-    return as_text(f"A step of {words.subject}, width {words.dim}", bench_lines(metrics),
+        metrics = bench(EFFICIENCY, settings, profile, show)
+        return as_text(f"A step of training, width {options.dim}", efficiency_lines(metrics), [])
+    metrics = bench(options.subject, settings, profile, show)
+    return as_text(f"A step of {options.subject}, width {options.dim}", bench_lines(metrics),
                    findings(metrics))
 
 # %% ../nbs/workshop/cli.ipynb #9947fd4b
 def main(
-    arguments: list[str] | None = None,    # words; those of the command line if not given
+    arguments: list[str] | None = None,    # options; those of the command line if not given
 ) -> int:                                  # exit status
     "The `rvnnbook` command."
-    words = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        print(obey(words), flush=True)
+        print(obey(options), flush=True)
         return 0
     except BrokenPipeError:                # somebody reads the first lines only, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

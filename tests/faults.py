@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rvnnbook.lab.guard import holder
+from rvnnbook.lab.run import holder
 from rvnnbook.lab.records import RecordError, check_results, identity, read_records
 
 
@@ -22,7 +22,7 @@ dim = 4               # D, width of a state
 steps = 20            # of training
 pause = 0.0           # seconds that a step is made longer by'''
 
-TINY_GATE = '''from rvnnbook.lab.rerun import strict
+TINY_GATE = '''from rvnnbook.lab.settings import strict
 
 run = strict(globals(), {"smoke": {}, "cpu": {}}, seed=range(2**31), dim=range(2, 99),
              steps=range(1, 10**4), pause=(0, 60))'''
@@ -34,7 +34,7 @@ import torch
 
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
-from rvnnbook.lab.rerun import run_folder
+from rvnnbook.lab.run import run_folder
 from rvnnbook.lab.records import append, code_hashes, end_to_end, make_trace, new_record
 from rvnnbook.lab.train import classification_loss, evaluate_classifier, train
 from rvnnbook.registry import create_encoder
@@ -365,7 +365,7 @@ def two_at_once(
     "Begin the sweep of a clone twice in the same moment."
     both = [start_sweep(clone), start_sweep(clone)]
     said = ["".join(process.communicate()) for process in both]
-    told = sorted((process.returncode, "is at this sweep already" in text)
+    told = sorted((process.returncode, "this sweep is locked by process" in text)
                   for process, text in zip(both, said))
     return told == [(0, False), (2, True)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rvnnbook.data.text import make_trees
-from rvnnbook.lab.rerun import ParameterError, check_parameters
+from rvnnbook.lab.settings import ParameterError, check_parameters
 from tests.helpers import JUPYTER, without
 
 ROOT = Path(__file__).resolve().parents[1]

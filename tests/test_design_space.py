@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rvnnbook.lab.rerun import ParameterError, check_parameters
+from rvnnbook.lab.settings import ParameterError, check_parameters
 from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab.train import TrainConfig, check_config
 

@@ -533,13 +533,13 @@ def test_what_is_loaded_is_hashed():
 # ---- revalidation
 
 EXPERIMENT = [("parameters", "profile = 'cpu'\nseed = None\ndim = None\nsteps = None"),
-              (None, """from rvnnbook.lab.rerun import strict
+              (None, """from rvnnbook.lab.settings import strict
 run = strict(globals(), {"cpu": dict(seed=0, dim=8, steps=12), "smoke": dict(seed=0, dim=8, steps=2)}, seed=range(9), dim=range(4, 64), steps=range(1, 100))"""),
               ("run", """import torch
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.records import append, code_hashes, make_trace, new_record
-from rvnnbook.lab.rerun import run_folder
+from rvnnbook.lab.run import run_folder
 from rvnnbook.lab.train import evaluate_classifier, export_weights, train
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier
@@ -994,7 +994,7 @@ def test_the_command(tmp_path):
     with open(tmp_path / "away" / "toy.jsonl", "a") as file:
         file.write("{\n")
     done = command("merge", tmp_path / "away", cwd=tmp_path)
-    assert done.returncode == 1 and "records added: 0\nrefused:\naway/toy.jsonl:3: not a whole JSON line" in done.stderr
+    assert done.returncode == 1 and "records added: 0\nrejected:\naway/toy.jsonl:3: not a whole JSON line" in done.stderr
     for words in (["merge"], ["toy", "another"], ["--where", "dimm == 3"], ["--where", "dim = 3"], ["--where", "dim >"]):
         done = command(*words, cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout

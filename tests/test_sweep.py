@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rvnnbook.lab.guard import hold, holder
+from rvnnbook.lab.run import hold, holder, recorded_runs
 from rvnnbook.lab.records import identity, latest, read_records
-from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value, recorded_runs
+from rvnnbook.lab.settings import check_parameters, open_notebook, parse_value
 from rvnnbook.lab.sweep import (Attempt, Order, State, SweepError, SweepPlan, SweepTask, Work, attempt_run, check_sweep_settings, check_tasks, command_of,
                                 last_attempt, make_plan, outcome, poll_states, read_sweep_text, rows, stop_sweep, sweep_progress)
 
@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # A run without PyTorch: it counts to `steps` in a file, goes on from there, and leaves a record whose number depends on every step.
 LIGHT = {
     "parameters": "profile = 'smoke'\nseed = 0\nsteps = 40\ntrouble = 'none'\nminutes = 0.0",
-    "gate": "from rvnnbook.lab.rerun import strict\nrun = strict(globals(), {'smoke': {}, 'cpu': {}}, seed=range(99), steps=range(1, 999),"
+    "gate": "from rvnnbook.lab.settings import strict\nrun = strict(globals(), {'smoke': {}, 'cpu': {}}, seed=range(99), steps=range(1, 999),"
             " trouble={'none', 'raise', 'die', 'later', 'stop', 'refuse', 'deaf'}, minutes=(0, 99))",
     "run": """
 import json, os, signal, sys, time
 from datetime import datetime, timezone
-from rvnnbook.lab.rerun import run_folder
+from rvnnbook.lab.run import run_folder
 from rvnnbook.lab.records import append, signature
 folder = run_folder("light", run, ("minutes",))
 if folder:
@@ -52,7 +52,7 @@ while state[0] < run.steps:
     if state[0] == 5 and run.trouble != "none":
         starts = len((folder / "starts").read_text().split())
         if run.trouble in ("raise", "die", "refuse"): (folder / "state").unlink()
-        if run.trouble == "deaf": signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if run.trouble == "deaf": signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if run.trouble == "raise": 1 / 0
         if run.trouble == "die": os.kill(os.getpid(), 9)
         if run.trouble == "later" and starts < 3: (folder / "state").unlink(); 1 / 0
@@ -289,12 +289,11 @@ def test_a_dead_worker_is_a_failure():
     assert outcome(future) == (1, 0.0, "OSError: No space left on device")
 
 
-def test_a_signature_of_a_run_before_is_not_believed(tmp_path, monkeypatch):
+def test_the_process_number_of_an_earlier_holder_is_not_used(tmp_path):
     "The number of a process may be used again when the lock is taken again."
     path, other = tmp_path / "a.lock", subprocess.Popen(["sleep", "60"])
     try:
-        monkeypatch.setenv("RVNNBOOK_GUARD", str(other.pid))
-        os.close(hold(path))
+        os.close(hold(path, process=other.pid))
         plan = make_plan_of([SweepTask("a", "a", {}, path)], tmp_path)
         assert holder(path) is None and "0 left-over" in stop_sweep(plan) and other.poll() is None
         lock = hold(path)
@@ -306,13 +305,12 @@ def test_a_signature_of_a_run_before_is_not_believed(tmp_path, monkeypatch):
         other.wait()
 
 
-def test_a_process_that_has_ended_is_not_asked_and_the_others_are(tmp_path, monkeypatch):
+def test_stopping_skips_ended_processes(tmp_path):
     gone, other = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
     gone.wait()
     locks = []
     for name, process in (("a", gone), ("b", other)):
-        monkeypatch.setenv("RVNNBOOK_GUARD", str(process.pid))
-        locks.append(hold(tmp_path / f"{name}.lock"))
+        locks.append(hold(tmp_path / f"{name}.lock", process=process.pid))
     try:
         stop_sweep(make_plan_of([SweepTask(name, name, {}, tmp_path / f"{name}.lock") for name in "ab"], tmp_path))
         assert other.wait(10) == -signal.SIGTERM
@@ -418,20 +416,20 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(clone):
 
 
 def test_two_sweeps_stop_and_a_limit(clone):
-    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300})
+    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900})
     process = start(clone, file)
     until(lambda: steps_done(clone) > 20)
     code, _, said = sweep(clone, file)
-    assert code == 2 and f"process {process.pid} is at this sweep already" in said and said.count("\n") == 1
+    assert code == 2 and f"this sweep is locked by process {process.pid} (" in said and said.count("\n") == 1
     assert "begun" in sweep(clone, file, "--status")[1]
     code, out, _ = sweep(clone, file, "--stop")
-    assert code == 0 and f"process {process.pid} was asked to stop" in out
+    assert code == 0 and f"process {process.pid} is stopping" in out
     out, said = process.communicate(timeout=60)
-    assert process.returncode == 75 and said == "rvnnbook: stopped; the same command goes on\n" and results(clone) == {}
-    assert "no sweep of this file is running; 0 left-over" in sweep(clone, file, "--stop")[1]
+    assert process.returncode == 75 and said == "rvnnbook: stopped; run the same command again to resume\n" and results(clone) == {}
+    assert "no sweep of this file is running; SIGTERM sent to 0 left-over runs" in sweep(clone, file, "--stop")[1]
     made = steps_done(clone)
-    code, out, said = sweep(clone, write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300}, limit=2))
-    assert code == 75 and made <= steps_done(clone) < 600 and "stopped" in out, (out, said)
+    code, out, said = sweep(clone, write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900}, limit=2))
+    assert code == 75 and made <= steps_done(clone) < 1800 and "stopped" in out, (out, said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -440,7 +438,7 @@ def test_a_signal_ends_the_sweep_and_its_runs_save_themselves(clone, number):
     until(lambda: steps_done(clone) > 20)
     process.send_signal(number)
     out, said = process.communicate(timeout=60)
-    assert process.returncode == 75 and said == "rvnnbook: stopped; the same command goes on\n", (out, said)
+    assert process.returncode == 75 and said == "rvnnbook: stopped; run the same command again to resume\n", (out, said)
     assert 20 < steps_done(clone) < 300 and results(clone) == {}
 
 
@@ -454,13 +452,13 @@ def test_a_second_signal_ends_the_runs_at_once(clone):
             process.send_signal(signal.SIGINT)
         time.sleep(1)
     out, said = process.communicate(timeout=60)
-    assert process.returncode == 75 and said == "rvnnbook: stopped; the same command goes on\n" and "2 stopped" in out, (out, said)
+    assert process.returncode == 75 and said == "rvnnbook: stopped; run the same command again to resume\n" and "2 stopped" in out, (out, said)
     assert "their records" not in out and 60 < steps_done(clone) < 1500
     assert sweep(clone, file)[0] == 0 and len(results(clone)) == 2
 
 
 def test_a_run_that_was_killed_with_its_sweep_counts_as_stopped(clone):
-    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300}, workers=2)
+    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900}, workers=2)
     process = start(clone, file)
     until(lambda: steps_done(clone) > 20)
     out = sweep(clone, file, "--status")[1]
@@ -481,7 +479,7 @@ def test_a_sweep_that_is_gone_leaves_runs_that_can_be_stopped_or_waited_for(clon
     until(lambda: steps_done(clone) > 20)
     process.kill()
     process.communicate()
-    assert "no sweep of this file is running; 2 left-over runs were asked to stop" in sweep(clone, file, "--stop")[1]
+    assert "no sweep of this file is running; SIGTERM sent to 2 left-over runs" in sweep(clone, file, "--stop")[1]
     until(lambda: "0 left-over" in sweep(clone, file, "--stop")[1])
     made = steps_done(clone)
     assert made < 600 and results(clone) == {}
@@ -585,7 +583,7 @@ def test_sigterm_ends_a_sweep_on_ray_with_checkpoints(clone, two_nodes):
     until(lambda: steps_done(clone) > 20)
     process.send_signal(signal.SIGTERM)
     out, said = process.communicate(timeout=60)
-    assert process.returncode == 75 and said.endswith("rvnnbook: stopped; the same command goes on\n"), (out, said)
+    assert process.returncode == 75 and said.endswith("rvnnbook: stopped; run the same command again to resume\n"), (out, said)
     assert 20 < steps_done(clone) < 1200 and results(clone) == {}
 
 
@@ -633,7 +631,7 @@ def test_sigterm_ends_a_sweep_on_submitit_with_checkpoints(clone):
     until(lambda: steps_done(clone) > 20)
     process.send_signal(signal.SIGTERM)
     out, said = process.communicate(timeout=60)
-    assert process.returncode == 75 and said.endswith("rvnnbook: stopped; the same command goes on\n"), (out, said)
+    assert process.returncode == 75 and said.endswith("rvnnbook: stopped; run the same command again to resume\n"), (out, said)
     assert 20 < steps_done(clone) < 1200 and results(clone) == {}
     code, _, said = sweep(clone, write(clone, resources={"timeout": 5}), "--engine", "slurm", "--address", "local")
     assert code == 2 and "resources: " in said and said.count("\n") == 1

@@ -340,9 +340,9 @@ def test_the_best_weights_can_be_had_from_the_folder(whole, tmp_path):
 
 
 @pytest.mark.parametrize("options, complaint", [
-    ({"precision": "fp16"}, "precision is no or bf16, not 'fp16'"), ({"optimizer": "sgd"}, "'sgd' is none of radam_lookahead"),
-    ({"steps": None}, "would never end"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "not 'more'"),
-    ({"learning_rate": 0.0}, "learning_rate > 0"), ({"clip": -1.0}, "clip > 0"), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is nll")])
+    ({"precision": "fp16"}, "precision = 'fp16' is none of no, bf16"), ({"optimizer": "sgd"}, "'sgd' is none of radam_lookahead"),
+    ({"steps": None}, "one of steps, epochs and patience must end the run"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "better = 'more'"),
+    ({"learning_rate": 0.0}, "learning_rate = 0.0 is not > 0"), ({"clip": -1.0, "weight_decay": -1.0}, "weight_decay = -1.0 is not >= 0; clip = -1.0 is not > 0"), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is nll")])
 def test_recipes_that_cannot_be_meant_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         go(**options)

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from rvnnbook.data.algorithms import AlgorithmExample
 from rvnnbook.data.text import MissingFileError
-from rvnnbook.lab.rerun import ParameterError, check_parameters
+from rvnnbook.lab.settings import ParameterError, check_parameters
 from rvnnbook.tasks.seq2seq import answer
 from tests.helpers import JUPYTER, without
 

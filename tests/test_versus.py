@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rvnnbook.cli import parser
-from rvnnbook.lab.rerun import check_parameters, open_notebook, parse_value
+from rvnnbook.lab.settings import check_parameters, open_notebook, parse_value
 from rvnnbook.lab.papers import COLUMNS, REASONS, WAYS, Way, _read_way, way_of
 from rvnnbook.lab.records import current_names, read_records
 from rvnnbook.lab.tables import paper_table, paper_tables

@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import distributions
 from pathlib import Path
 
-from .rerun import NotebookError, execute
+from .run import NotebookError, execute
 
 # %% ../../nbs/workshop/book.ipynb #562f1cdc
 class BookError(RuntimeError):

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'HALF', 'RecordError', 'digest', 'identity', 'code_hash',
            'loaded_modules', 'code_hashes', 'Leg', 'Record', 'validate', 'signature', 'libraries', 'peak_memory',
-           'git_state', 'machine', 'new_record', 'Trace', 'make_trace', 'validate_trace', 'end_to_end',
+           'git_state', 'processor', 'machine', 'new_record', 'Trace', 'make_trace', 'validate_trace', 'end_to_end',
            'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records', 'read_trace',
            'check_results', 'check_weights', 'Merged', 'merge_records', 'conflicts', 'changed_modules',
            'is_revalidated', 'sittings', 'Revalidation', 'append_revalidation', 'select', 'latest', 'as_frame', 'load',
@@ -83,8 +83,8 @@ def _is_remark(node):      # a statement that is nothing but a text, such as a d
     return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 # %% ../../nbs/workshop/records.ipynb #ea04d261
-NO_EFFECT = ("show", "cli", "lab.book", "lab.guard", "lab.papers", "lab.rerun", "lab.records",
-             "lab.revalidate", "lab.sweep", "lab.tables", "lab.verdicts",
+NO_EFFECT = ("show", "cli", "lab.book", "lab.papers", "lab.records", "lab.revalidate", "lab.run",
+             "lab.settings", "lab.sweep", "lab.tables", "lab.verdicts",
              "__main__", "_modidx")    # they show, start or write down
 
 def loaded_modules() -> list[str]:     # "rvnnbook.core", ...
@@ -307,6 +307,15 @@ def git_state() -> dict:   # "commit": hash or None; "dirty": bool or None
             "dirty": bool(git("status", "--porcelain", "--", ".")) if tracked else None}
 
 
+def processor() -> str:
+    "The name of this machine's processor."
+    name = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((l.split(":")[1].strip() for l in lines if l.startswith("model name")), name)
+    return name
+
+
 def machine(
     device=None,           # a torch.device or its name; None: the GPU if there is one
     processes: int = 1,    # how many of them at once
@@ -314,12 +323,7 @@ def machine(
     "What a run computes on."
     import torch
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    name = platform.processor() or platform.machine()
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    elif Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((l.split(":")[1].strip() for l in lines if l.startswith("model name")), name)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {"device": name, "threads": torch.get_num_threads(), "processes": processes}
 
 # %% ../../nbs/workshop/records.ipynb #76a69103
@@ -469,6 +473,8 @@ def append(
     if record["profile"] == "smoke" and _is_committed(folder):
         raise RecordError("a smoke run is no result: it may not be added to nbs/results")
     path = folder / f"{record['experiment']}.jsonl"
+    if os.environ.get("RVNNBOOK_RECORDED") or int(os.environ.get("RANK", 0)) > 0:
+        return path            # a page rendered after its run, or one of several processes
     if record["legs"] and any(_same_run(record, other) for other in scan(path)[0]):
         return path
     if trace is not None:

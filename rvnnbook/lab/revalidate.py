@@ -24,7 +24,7 @@ class _Found(BaseException):
 
 def _repeat(source, parameters, row, weights):
     "In a process of its own: the first check of a training, or the metrics of its weights."
-    from rvnnbook.lab import records, rerun, train as loop
+    from rvnnbook.lab import records, run, train as loop
     train = loop.train
     def first_steps(model, batches, judge=None, **options):
         options |= {"folder": None, "steps": row["step"], "epochs": None, "time_budget": math.inf}
@@ -37,7 +37,7 @@ def _repeat(source, parameters, row, weights):
     loop.train = load_instead if weights else first_steps
     records.new_record = measured
     try:
-        rerun.rerun_plainly(Path(source), parameters)
+        run.run_cells(Path(source), parameters)
     except _Found as found:
         return {"found": found.args[0], "modules": code_hashes()}
     raise RecordError("it trains and records nothing")

@@ -5,10 +5,9 @@ __all__ = ['WORDS', 'LISTS', 'SETTINGS', 'HELD', 'ENGINES', 'SweepError', 'read_
            'SweepTask', 'SweepPlan', 'check_tasks', 'is_scratch', 'make_plan', 'Order', 'command_of', 'request',
            'requested', 'stop_requested', 'Attempt', 'make_run', 'attempt_run', 'State', 'state_after', 'last_attempt',
            'poll_states', 'Work', 'outcome', 'drive', 'sweep_progress', 'cores', 'slots', 'local_pool', 'ray_pool',
-           'SlurmRun', 'slurm_pool', 'only_one', 'sweep', 'stop_sweep', 'report', 'Unfinished', 'obey_sweep']
+           'SlurmRun', 'slurm_pool', 'only_one', 'sweep', 'stop_sweep', 'report', 'obey_sweep']
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
-import difflib
 import itertools
 import json
 import math
@@ -25,10 +24,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from .guard import (FINISHED, REFUSED, STOPPED, LockHeld, collect_signals, hold,
-                                 holder)
-from .rerun import (ParameterError, check_parameters, open_notebook, parse_value,
-                                recorded_runs, run_identity, run_path)
+from .run import (FINISHED, REFUSED, STOPPED, LockHeld, StatusError, collect_signals,
+                              hold, holder, recorded_runs, run_identity, run_path)
+from .settings import (ParameterError, check_parameters, open_notebook, parse_value,
+                                   unknown_name)
 
 # %% ../../nbs/workshop/sweep.ipynb #488fe91e
 class SweepError(ValueError):
@@ -107,9 +106,7 @@ def check_sweep_settings(
         raise SweepError("a sweep file is a table such as `experiment: nbs/experiments/x.ipynb`")
     for name in asked:
         if name not in SETTINGS:
-            close = difflib.get_close_matches(name, SETTINGS, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise SweepError(f"unknown setting {name!r}.{hint} Known: {', '.join(SETTINGS)}")
+            raise SweepError(unknown_name("setting", name, SETTINGS))
     settings = {name: asked.get(name, rule[0]) for name, rule in SETTINGS.items()}
     for name, (_, words, test) in SETTINGS.items():
         if not test(settings[name]):
@@ -309,7 +306,7 @@ def _last_words(output, code):
     return said
 
 # %% ../../nbs/workshop/sweep.ipynb #c0a9a60a
-HELD = "is at this run already"      # the message of a run whose lock is taken
+HELD = "this run is locked by process"   # the message of a run whose lock is taken
 
 def attempt_run(
     order: Order,            # what to start, and how
@@ -627,17 +624,17 @@ def sweep(
 def stop_sweep(
     plan: SweepPlan,         # of the sweep
 ) -> str:                    # what was done
-    "Ask a sweep to end, or the runs that were left over by one."
+    "Stop a sweep, or the runs that one left over."
     if plan.folder.exists():
         request(plan.folder, "stop")
     process = holder(plan.folder / "lock")
     if process is not None:
-        return f"process {process or 'elsewhere'} was asked to stop; its runs write checkpoints"
+        return f"process {process or 'elsewhere'} is stopping; its runs write checkpoints"
     left = [number for task in plan.tasks if (number := holder(task.lock))]
     for number in left:
         with suppress(ProcessLookupError):       # it has just ended
             os.kill(number, signal.SIGTERM)
-    return f"no sweep of this file is running; {len(left)} left-over runs were asked to stop"
+    return f"no sweep of this file is running; SIGTERM sent to {len(left)} left-over runs"
 
 # %% ../../nbs/workshop/sweep.ipynb #3efb2134
 def report(
@@ -660,16 +657,6 @@ def report(
     return "\n".join(lines)
 
 # %% ../../nbs/workshop/sweep.ipynb #95299368
-class Unfinished(RuntimeError):
-    "A sweep that ended before all its runs had; `status` is the exit status that says why."
-    def __init__(
-        self,
-        message: str,        # for people
-        status: int,         # exit status, not 0
-    ):
-        super().__init__(message)
-        self.status = status
-
 def obey_sweep(
     words,                                   # the parsed command line
 ) -> str:                                    # what to print at the end
@@ -693,7 +680,7 @@ def obey_sweep(
         print(f"their records: rvnnbook results {Path(plan.experiment).stem}")
     failed = sum(word in ("failed", "refused") for word in states)
     if states.count("finished") + failed < len(states):
-        raise Unfinished("stopped; the same command goes on", STOPPED)
+        raise StatusError("stopped; run the same command again to resume", STOPPED)
     if failed:
-        raise Unfinished(f"{failed} of {len(states)} runs failed; the others are finished", 1)
+        raise StatusError(f"{failed} of {len(states)} runs failed; the others are finished", 1)
     return "all runs are finished"
