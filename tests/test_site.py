@@ -245,6 +245,26 @@ def test_a_chapter_weighs_at_most_a_megabyte(browser, site, path):
     assert weight(browser, site, path) <= 1_000_000
 
 
+def test_no_page_weighs_more_than_a_megabyte(built):
+    "Compressed: a page, the scripts, styles and images that it names, and all fonts of MathJax."
+    sizes = {}
+
+    def size(file):
+        if file not in sizes:
+            body = file.read_bytes()
+            sizes[file] = min(len(body), len(gzip.compress(body)))
+        return sizes[file]
+
+    fonts, heavy = sum(map(size, (SITE / "_static" / "vendor" / "mathjax").rglob("*.woff*"))), {}
+    for page in PAGES:
+        file = SITE / f"{page}.html"
+        named = {(file.parent / link).resolve() for link in re.findall(r'<(?:script|img|link)[^>]*?(?:src|href)="([^"#?:]+)', file.read_text())}
+        total = fonts + size(file) + sum(size(other) for other in named if other.is_file() and other.suffix != ".html")
+        if total > 1_000_000:
+            heavy[page] = total
+    assert fonts > 100_000 and len(sizes) > len(PAGES) and not heavy
+
+
 def test_notebooks_can_be_downloaded(browser, site):
     notebooks = [page for page in PAGES if (SITE / "_sources" / f"{page}.ipynb").exists()]
     assert notebooks
