@@ -28,7 +28,7 @@ class RouterAttention(nn.Module):
         self.content_scale = nn.Parameter(torch.tensor([width ** -.5]))         # alpha
         self.direction_scale = nn.Parameter(torch.ones(1))                      # beta
         self.logit_bias = nn.Parameter(torch.zeros(1))                          # gamma
-        for layer in (self.q, self.kv):                    # every head is a layer of its own
+        for layer in (self.q, self.kv):    # Xavier bound of one head: D inputs, D / heads outputs
             nn.init.uniform_(layer.weight, -(6 / (dim + width)) ** .5, (6 / (dim + width)) ** .5)
 
     def scores(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,12 +51,12 @@ def feed_forward(
     dim: int,     # D, width of a vector
     hidden: int,  # width of the hidden layer
 ) -> nn.ModuleList:
-    "Two linear layers, with a ReLU in between when `apply_feed_forward` applies them."
+    "The two linear layers of a feed-forward network; `apply_feed_forward` applies them."
     return nn.ModuleList([nn.Linear(dim, hidden), nn.Linear(hidden, dim)])
 
 
 def apply_feed_forward(
-    layers: nn.ModuleList,  # number of layers in training
+    layers: nn.ModuleList,  # the two linear layers
     x: Tensor,              # states, (..., D)
 ) -> Tensor:
     "Linear, ReLU, linear: (..., D) -> (..., D)."
