@@ -1,4 +1,5 @@
-"""Repairs of the theme's markup for screen readers: names of the toggles in the sidebar, labels that hold what is seen."""
+"""Repairs of the markup for screen readers: names of the toggles in the sidebar, labels that hold what is seen, lines of signatures."""
+import re
 
 
 def name_toggles(soup):
@@ -15,10 +16,16 @@ def name_by_content(body: str) -> str:
     return body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
 
 
+def lines_of_signatures(body: str) -> str:
+    "Sphinx puts the lines of a long signature into a list of definitions without terms; they are no list."
+    def lines(found): return f'<div class="sig-lines">{found[1].replace("<dd>", "<div>").replace("</dd>", "</div>")}</div>'
+    return re.sub(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>(?=\n\n<span class=\"sig-paren\">)", lines, body)
+
+
 def repair(app, pagename, templatename, context, doctree):
     "html-page-context, after the theme."
     if context.get("body"):
-        context["body"] = name_by_content(context["body"])
+        context["body"] = lines_of_signatures(name_by_content(context["body"]))
     make = context.get("generate_toctree_html")
     if make:
         context["generate_toctree_html"] = lambda *words, **options: name_toggles(make(*words, **options))

@@ -288,7 +288,7 @@ def test_pages_open_from_the_disk(browser, built):
             assert 'class="frame-label"' in (SITE / f"{path}.html").read_text()
 
 
-SAMPLE = ["index", "nbs/play", "nbs/crvnn", "nbs/experiments/listops", "nbs/workshop/registry", "nbs/glossary", "api/rvnnbook.registry", "search", "prf-prf", "py-modindex"]
+SAMPLE = ["index", "nbs/play", "nbs/crvnn", "nbs/experiments/listops", "nbs/workshop/registry", "nbs/glossary", "api/rvnnbook.registry", "api/rvnnbook.cli", "search", "prf-prf", "py-modindex"]
 
 
 def inaccessible(browser, base, path):
@@ -354,6 +354,18 @@ def test_barriers_are_seen(browser, tmp_path, barrier):
     with serving(tmp_path) as base:
         found = inaccessible(browser, base, "page")
     assert (not found) if not barrier else any(barrier in sentence for sentence in found), found
+
+
+def test_lines_of_a_signature_are_no_list_of_definitions(browser, tmp_path):
+    sys.path.insert(0, str(ROOT / "_ext"))
+    from accessible import lines_of_signatures
+    lines = '<dl>\n<dd><em class="sig-param">a: int</em>,</dd>\n<dd><em class="sig-param">b: str</em>,</dd>\n</dl>\n\n'
+    page = GOOD.replace("</h1>", f'</h1><dl><dt><span class="sig-paren">(</span>\n\n{lines}<span class="sig-paren">)</span></dt><dd>x</dd></dl>')
+    for text, wrong in ((page, True), (lines_of_signatures(page), False)):
+        (tmp_path / "page.html").write_text(text)
+        with serving(tmp_path) as base:
+            assert any("definition-list" in sentence for sentence in inaccessible(browser, base, "page")) == wrong
+    assert "a: int" in text and "b: str" in text and "<dd>x</dd>" in text
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
