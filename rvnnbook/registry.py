@@ -13,6 +13,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from .renamed import RENAMED_OPTIONS
+
 if TYPE_CHECKING:
     from rvnnbook.core import Encoder
 
@@ -123,8 +125,10 @@ def create_encoder(
     """
     make, known, fixed = _find_encoder(name)
     for option in (option for option in options if option not in known):
+        now = RENAMED_OPTIONS.get(name, {}).get(option)
+        hint = f" It is renamed to {now}." if now else _meant(option, known)
         raise ValueError(f"unknown option {option!r} for encoder {name!r}."
-                         f"{_meant(option, known)} Known: {', '.join(known)}")
+                         f"{hint} Known: {', '.join(known)}")
     if ":" in name and "dim" not in options:
         raise ValueError(f"encoder {name!r}: pass dim, the width of the vectors")
     tensors, about = read_weights(name, weights) if weights else ({}, {})

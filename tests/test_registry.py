@@ -20,10 +20,11 @@ from rvnnbook.data.listops import collate_listops, make_split
 from rvnnbook.lab.records import read_records
 from rvnnbook.lab.train import evaluate_classifier
 from rvnnbook.registry import ENCODERS, create_encoder, describe_encoder, list_encoders, read_weights
+from rvnnbook.renamed import RENAMED, RENAMED_OPTIONS
 from rvnnbook.tasks.classify import load_pretrained
 
 PACKAGE = Path(__file__).parents[1] / "rvnnbook"
-FLOORS = {"core": 1, "data": 1, "layers": 2, "reference": 3, "encoders": 3, "registry": 4, "tasks": 4, "lab": 5, "show": 5, "cli": 6,
+FLOORS = {"renamed": 0, "core": 1, "data": 1, "layers": 2, "reference": 3, "encoders": 3, "registry": 4, "tasks": 4, "lab": 5, "show": 5, "cli": 6,
           "_modidx": 7, "__main__": 7, "": 7}          # "": the front door, which nobody inside goes through
 
 
@@ -101,6 +102,67 @@ def test_an_encoder_brings_no_other_and_no_figures():
     loaded = loaded_after("import rvnnbook; rvnnbook.create_encoder('rvnn', dim=4)")
     assert {name for name in loaded if name.startswith("rvnnbook.encoders.")} == {"rvnnbook.encoders.rvnn"}
     assert "torch" in loaded and not loaded & {"rvnnbook.show", "rvnnbook.lab", "matplotlib", "IPython"}
+
+
+# ---- names
+
+SAME_MEANING = {"MissingFileError": "each data module's own error for a missing file, also a FileNotFoundError",
+                "Comparison": "rows of results side by side, of a benchmark and of a table"}
+
+
+def definitions():
+    "Public functions and classes: name -> modules that define it; commands are named after what they run."
+    found = {}
+    for name, source in modules().items():
+        if name not in ("rvnnbook.cli", "rvnnbook._modidx"):
+            for node in ast.parse(source).body:
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(name)
+    return found
+
+
+def test_public_names_are_unique():
+    "Only a reference model has its name from the model or layer that it explains."
+    found = definitions()
+    again = {}
+    for name, homes in found.items():
+        references = [home for home in homes if home.startswith("rvnnbook.reference.")]
+        others = [home for home in homes if home not in references]
+        explained = all(home.startswith(("rvnnbook.encoders.", "rvnnbook.layers.")) for home in others)
+        if len(references) > 1 or len(others) > 1 or references and not explained:
+            again[name] = homes
+    assert set(again) == set(SAME_MEANING), again
+
+
+OLD = [(module, old, new) for module, names in RENAMED.items() for old, new in names.items()]
+
+
+@pytest.mark.parametrize("module, old, new", OLD)
+def test_an_old_name_is_refused_with_the_new_one(module, old, new):
+    home = importlib.import_module(f"rvnnbook.{module}")
+    with pytest.raises(ImportError) as error:
+        exec(f"from rvnnbook.{module} import {old}")
+    room, _, name = new.rpartition(".")
+    assert str(error.value) == f"rvnnbook.{module}.{old} is renamed to {f'rvnnbook.{new}' if room else new}"
+    there = importlib.import_module(f"rvnnbook.{room}") if room else home
+    assert hasattr(there, name) and old not in vars(home)
+
+
+def test_an_old_option_is_refused_with_what_replaces_it():
+    for name, options in RENAMED_OPTIONS.items():
+        for option, now in options.items():
+            assert f"unknown option {option!r} for encoder {name!r}. It is renamed to {now}." in refused(name, dim=8, **{option: 1})
+    encoder = create_encoder("crvnn", dim=8)
+    assert all(hasattr(encoder, name) for name in ("checkpoint", "compaction", "form", "retriever", "scorer"))
+    assert "activation" in inspect.signature(type(encoder)).parameters
+
+
+@pytest.mark.parametrize("module", sorted(RENAMED))
+def test_an_unknown_name_is_refused_as_usual(module):
+    home = importlib.import_module(f"rvnnbook.{module}")
+    assert not hasattr(home, "no_such_name")
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        exec(f"from rvnnbook.{module} import no_such_name")
 
 
 # ---- floors

@@ -253,3 +253,8 @@ def route(
     states = torch.where(mask[..., None], states[:, 1:-1] if framed else states, 0)
     told = {name: torch.stack(parts) for name, parts in zip(("gates", "attention"), zip(*story))}
     return EncoderOutput(root, states, trace=told if trace else None)
+
+# %% ../../nbs/implementations/ndr.ipynb #12a562f5
+from ..renamed import refuse_old_names
+
+__getattr__ = refuse_old_names(__name__)

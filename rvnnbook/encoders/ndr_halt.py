@@ -243,3 +243,8 @@ def trace_by_layer(
             0, parts[0], part) for parts in story for part in [parts[k]]])
         for k, name in enumerate(names, 1)}
     return {**told, "layers": used}
+
+# %% ../../nbs/implementations/ndr_halt.ipynb #06b2f5ec
+from ..renamed import refuse_old_names
+
+__getattr__ = refuse_old_names(__name__)

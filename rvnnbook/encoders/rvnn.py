@@ -227,3 +227,8 @@ def compose_existence(
         states, exists = recursive_update(states, exists, composes, cell)
     rounds.append((exists, torch.zeros_like(exists)))
     return states[torch.arange(len(states)), mask.sum(1) - 1], rounds
+
+# %% ../../nbs/implementations/rvnn.ipynb #2e2006eb
+from ..renamed import refuse_old_names
+
+__getattr__ = refuse_old_names(__name__)

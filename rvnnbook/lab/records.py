@@ -85,7 +85,7 @@ def _is_remark(node):      # a statement that is nothing but a text, such as a d
 # %% ../../nbs/workshop/records.ipynb #ea04d261
 NO_EFFECT = ("show", "cli", "lab.book", "lab.papers", "lab.records", "lab.revalidate", "lab.run",
              "lab.settings", "lab.sweep", "lab.tables", "lab.verdicts",
-             "__main__", "_modidx")    # they show, start or write down
+             "renamed", "__main__", "_modidx")    # they show, start or write down
 
 def loaded_modules() -> list[str]:     # "rvnnbook.core", ...
     "Modules of this package in this process that can change a result."
