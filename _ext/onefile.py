@@ -122,6 +122,9 @@ def make_pdf(browser, site: Path, chosen: list[tuple[str, list[str]]], target: P
     try:
         page.goto(whole.resolve().as_uri())
         page.evaluate("() => MathJax.startup.promise.then(() => null)")
+        unset = page.evaluate("() => document.querySelectorAll('.math:not(:has(mjx-container)), mjx-merror').length")
+        if unset:
+            raise FileError(f"MathJax has not set {unset} formulas")
         number = '<div style="width: 100%; text-align: center; font-size: 8px"><span class="pageNumber"></span></div>'
         page.pdf(path=target, outline=True, tagged=True, print_background=True, prefer_css_page_size=True, display_header_footer=True,
                  header_template="<span></span>", footer_template=number, margin={side: "18mm" for side in ("top", "bottom", "left", "right")})
