@@ -55,13 +55,14 @@ class SelfIRU(nn.Module):
         self.extent = nn.Linear(dim, 2 ** (depth + 1) - 2) if depth else None
 
     def depth_gates(self, x: Tensor) -> Tensor:
-        "alpha, beta of units 1, 2, ...: (..., D) -> (..., 2^(L+1) - 2) (self_iru section 2.2)."
+        "alpha, beta of unit 1, unit 2, ...: (..., D) -> (..., 2^(L+1) - 2) (self_iru section 2.2)."
         return self.extent(x).sigmoid() if self.extent else x[..., :0]
 
     def unit(self, x: Tensor, number: int, level: int) -> Tensor:
         "Outputs of one unit, its children first: (N, D) -> (N, D) (self_iru Eq. 2.1-2.5)."
         f, o, z = self.bases[level](x)
         if level > 0:
+            # unit 2 is the first child, so the gate of child m has the index m - 2
             alpha, beta = self.depth_gates(x)[:, 2 * number - 2:2 * number].split(1, -1)
             f = alpha * self.unit(x, 2 * number, level - 1) + (1 - alpha) * f
             o = beta * self.unit(x, 2 * number + 1, level - 1) + (1 - beta) * o
