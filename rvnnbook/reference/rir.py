@@ -67,7 +67,7 @@ class RIR(nn.Module):
     def __init__(
         self,
         dim: int,                      # D, width of a vector
-        inner: nn.Module,              # recursive kernel: chunk (A, D) to (D,)
+        inner: nn.Module,              # inner model: list of nodes (D,) to one (D,)
         arity: int = 30,               # k, nodes in a chunk, >= 2
         pre: nn.Module | None = None,  # model before chunking, such as S4D, or none
     ):
