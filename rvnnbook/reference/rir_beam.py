@@ -22,7 +22,7 @@ class Hypotheses(NamedTuple):
 
 def string_it(
     chunk: list[Hypotheses],   # neighboring nodes with V_1, V_2, ... hypotheses
-    beam: int,                 # K, most rows to make
+    beam: int,                 # K, largest number of rows
 ) -> list:                     # rows (list of states (D,), score), at most K
     """Combine hypotheses of equal rank and add their scores (rir section 3.1).
 
@@ -42,7 +42,7 @@ def align(
 ) -> list[Hypotheses]:         # each with K hypotheses, or with one
     """Draw the hypotheses of each node again, with repetition (rir Eq. 8-9).
 
-    Place 0 keeps the best one. Draws pass no gradient; the scores that they pick do.
+    Place 0 has the best one. Draws have no gradient; the scores at the drawn indices have one.
     """
     if how == "string" or beam == 1:
         return nodes
@@ -97,12 +97,12 @@ class RIREBTGRC(nn.Module):
 
 # %% ../../nbs/beam_alignment.ipynb #f8ff3a36
 def encode_nested(
-    model: RIREBTGRC,                            # its parts are used
+    model: RIREBTGRC,                            # has the parameters
     x: Tensor,                                   # token vectors, (N, D)
     nested: bool = True,                         # chunks of k, or the sentence as one chunk
     generator: torch.Generator | None = None,    # of the alignment's draws
 ) -> tuple[Tensor, Hypotheses]:                  # sentence vector (D,); the final hypotheses
-    "Search, align, go on with the next level (rir section 3.1)."
+    "Search and align, level by level, until one node is left (rir section 3.1)."
     leaves = model.leaf_norm(model.leaf(x if model.pre is None else model.pre(x)))
     nodes = [Hypotheses(leaf[None], leaf.new_zeros(1)) for leaf in leaves]
     arity = model.arity if nested else max(2, len(nodes))
