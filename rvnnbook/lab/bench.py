@@ -4,7 +4,7 @@
 __all__ = ['SMALL', 'NO_ROOM', 'ANSWER', 'SAME', 'memory_level', 'memory_peak', 'clock', 'limit_growth', 'measure', 'compared',
            'BenchError', 'answer_worker', 'fresh', 'check_machine', 'check_settings', 'known_counts', 'split_name',
            'describe_measurement', 'take_turns', 'gap', 'apart', 'summarize', 'cases', 'forms_of', 'by_length', 'ratio',
-           'bench_lines', 'last_two', 'growth', 'agreement', 'compare_forms', 'grown', 'findings', 'Comparison',
+           'bench_lines', 'last_two', 'growth', 'agreement', 'compare_forms', 'grown', 'findings', 'Benchmark',
            'completed_measurement', 'as_parameter', 'bench_record', 'bench', 'recorded_bench', 'draw_inputs']
 
 # %% ../../nbs/workshop/bench.ipynb #e34a5204
@@ -498,7 +498,7 @@ def findings(
     return said + agreement(metrics)
 
 # %% ../../nbs/workshop/bench.ipynb #5d6bb989
-class Comparison(NamedTuple):
+class Benchmark(NamedTuple):
     "A benchmark with a measurement of its own, such as that of all encoders."
     name: str                  # of its records, behind bench_
     work: Callable             # measures like take_turns, for its settings
@@ -506,11 +506,11 @@ class Comparison(NamedTuple):
     rule: str                  # what a number is
 
 def completed_measurement(
-    subject: str | Comparison, # one of SUBJECTS, or a benchmark of its own
+    subject: str | Benchmark, # one of SUBJECTS, or a benchmark of its own
     settings: dict,            # parameters of take_turns or of the comparison
 ) -> tuple[Callable, dict]:    # measures, given (into, tell); all that says what is measured
     "Checked settings, with nothing missing and nothing unknown; None stands for the default."
-    own = isinstance(subject, Comparison)
+    own = isinstance(subject, Benchmark)
     work = subject.work if own else partial(take_turns, subject)
     known = {name: parameter.default
              for name, parameter in inspect.signature(work).parameters.items()
@@ -540,7 +540,7 @@ def as_parameter(
 
 # %% ../../nbs/workshop/bench.ipynb #68b9d260
 def bench_record(
-    subject: str | Comparison, # one of SUBJECTS, or a benchmark of its own
+    subject: str | Benchmark, # one of SUBJECTS, or a benchmark of its own
     metrics: dict[str, dict],  # what was measured
     settings: dict,            # what was not by default
     modules: dict[str, str],   # code_hashes() when it began
@@ -550,7 +550,7 @@ def bench_record(
 ) -> dict:                     # a valid record
     "The record of a benchmark: one leg without steps."
     _, settings = completed_measurement(subject, settings)
-    own = isinstance(subject, Comparison)
+    own = isinstance(subject, Benchmark)
     name = subject.name if own else subject
     rule = f"{subject.rule} {place}" if own else f"median of {settings['repeats']}, each {place}"
     began = datetime.now(timezone.utc) - timedelta(seconds=seconds)
@@ -563,13 +563,13 @@ def bench_record(
 
 # %% ../../nbs/workshop/bench.ipynb #b6e29f10
 def bench(
-    subject: str | Comparison, # one of SUBJECTS, or a benchmark of its own
+    subject: str | Benchmark, # one of SUBJECTS, or a benchmark of its own
     settings: dict,            # parameters of take_turns or of the comparison
     profile: str | None = None,          # of the record, "cpu" or "paper"; None: do not record
     tell: Callable = lambda line: None,  # called with a line after each measurement
 ) -> dict[str, dict]:          # such as "n = 100, batch 1, library" -> name -> number
     "Measure, and record it if asked to. After an interruption, encoders measured so far are kept."
-    own = isinstance(subject, Comparison)
+    own = isinstance(subject, Benchmark)
     work, settings = completed_measurement(subject, settings)
     folder = results_folder(profile) if profile else None
     metrics, modules, started = {}, code_hashes(), time.monotonic()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..core import EncoderOutput
 from ..data.listops import VOCABULARY, Example, collate_listops, evaluate, make_split
 from ..encoders.rir_beam import RIRBeam, literal_nested
-from .bench import (Comparison, check_machine, clock, fresh, limit_growth, memory_level,
+from .bench import (Benchmark, check_machine, clock, fresh, limit_growth, memory_level,
                                 memory_peak)
 from .records import read_records, select
 from .subjects import literal_beam, literal_crvnn
@@ -192,7 +192,7 @@ def _complete(settings):
     settings["encoders"] = settings["encoders"] or known_entrants()
     check_efficiency(settings)
 
-EFFICIENCY = Comparison("efficiency", compare_encoders, _complete,
+EFFICIENCY = Benchmark("efficiency", compare_encoders, _complete,
                         "mean of the steps, each encoder")
 
 # %% ../../nbs/workshop/efficiency.ipynb #d483b6c2
