@@ -152,9 +152,10 @@ def until(condition, seconds=60):
 
 @pytest.mark.parametrize("asked, said", [
     ({"grd": {}}, "unknown setting 'grd'. Did you mean 'grid'?"),
-    ({"grid": {"seed": []}}, "grid is {'seed': []}; it takes a table of lists that are not empty"),
+    ({"grid": {"seed": []}}, "grid is {'seed': []}: List should have at least 1 item"),
     ({"zip": {"seed": [1], "steps": [1, 2]}}, "all of one length"),
-    ({"workers": "many"}, "workers is 'many'"), ({"workers": True}, "workers is True"), ({"retries": 0}, "retries is 0"),
+    ({"grd": {}, "retries": 0, "limit": -1}, "retries is 0: Input should be greater than or equal to 1; limit is -1: Input should be greater than or"),
+    ({"workers": "many"}, "workers is 'many': Input should be 'cores' or 'gpus' or Input should be a valid integer"), ({"workers": True}, "workers is True"), ({"retries": 0}, "retries is 0"),
     ({"backoff": -1}, "backoff is -1"), ({"limit": "1h"}, "limit is '1h'"), ({"notebook": 1}, "notebook is 1"),
     ({"grid": {"seed": [0, 100]}}, "run 2 (seed=100): seed = 100 is out of range"),
     ({"grid": {"sede": [0]}}, "Did you mean 'seed'?"),
@@ -342,7 +343,7 @@ def test_a_run_that_starts_below_the_root_sees_the_records(clone, monkeypatch):
         command = command_of(plan, plan.tasks[0])
         command[4] = str(clone / plan.experiment)
         attempt = attempt_run(Order(plan.tasks[0].key, command, plan.folder, {"PYTHONPATH": str(ROOT)}, str(place)))
-        assert attempt.code == 0 and attempt.said == "this run has a record"
+        assert attempt.code == 0 and attempt.message == "this run has a record"
     assert len(results(clone)) == 1
     (clone / "nbs/results/light.jsonl").unlink()
     assert poll_states(plan)[plan.tasks[0].key].word == "to do"
