@@ -263,10 +263,10 @@ def build_site(
         shutil.rmtree(site / "_build" / ".doctrees", ignore_errors=True)
         log = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
         lines = log.splitlines()
-        said = [line for line in lines if re.search(r"WARNING|ERROR|[Ee]xception", line)]
-        said = said or lines[-15:]
-        said += [f"there is no page for {page}" for page in missing][:5]
-        raise BookError("the site was not built:\n" + "\n".join(said))
+        messages = [line for line in lines if re.search(r"WARNING|ERROR|[Ee]xception", line)]
+        messages = messages or lines[-15:]
+        messages += [f"there is no page for {page}" for page in missing][:5]
+        raise BookError("the site was not built:\n" + "\n".join(messages))
     return html / "index.html"
 
 def make_book(

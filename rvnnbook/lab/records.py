@@ -255,10 +255,10 @@ def _conform(name, schema, content):
         fault, *more = error.errors(include_url=False)
         first, *rest = fault["loc"] or [name]
         place = str(first) + "".join(f"[{part!r}]" for part in rest)
-        said = {"missing": "is missing", "extra_forbidden": "is not a known field"}.get(
+        message = {"missing": "is missing", "extra_forbidden": "is not a known field"}.get(
             fault["type"], f"is {reprlib.repr(fault['input'])}: "
             + fault["msg"].removeprefix("Value error, "))
-        raise RecordError(f"{place} {said}" + f" (and {len(more)} more)" * bool(more)) from None
+        raise RecordError(f"{place} {message}" + f" (and {len(more)} more)" * bool(more)) from None
 
 def signature(
     record: dict,          # with or without an id
@@ -889,7 +889,7 @@ def over_seeds(
         groups.setdefault((record["profile"], digest(alike, 16)), []).append(record)
     return list(groups.values())
 
-def _told(values):
+def _mean_text(values):
     "A number, or mean and standard deviation of several."
     spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.4g}{spread}" if values else ""
@@ -926,7 +926,7 @@ def results_table(
             remarks = ([f"stale: {stale}"] * bool(stale) + ["revalidated"] * again
                        + ["unfinished"] * unfinished)
             rows.append([runs[0]["profile"], *[str(runs[0]["parameters"].get(n)) for n in names],
-                         " ".join(str(record["seed"]) for record in runs), *map(_told, values),
+                         " ".join(str(record["seed"]) for record in runs), *map(_mean_text, values),
                          sittings(runs)[0], "; ".join(remarks)])
         widths = [max(map(len, column)) for column in zip(*rows)]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

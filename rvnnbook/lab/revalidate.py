@@ -49,8 +49,8 @@ _REPEAT = ("import json, sys; from rvnnbook.lab.revalidate import _repeat; "
 def _repeated(record, row, weights, seconds, root):
     "What `_repeat` found with the code of today, and its modules."
     source = root / "nbs" / "experiments" / f"{record['experiment']}.ipynb"
-    asked = record["parameters"] | {name: record[name] for name in ("profile", "seed")}
-    words = json.dumps([str(source), asked, row, weights and str(weights)])
+    request = record["parameters"] | {name: record[name] for name in ("profile", "seed")}
+    words = json.dumps([str(source), request, row, weights and str(weights)])
     with tempfile.TemporaryDirectory() as scratch:
         places = {"RVNNBOOK_RUNS": scratch, "OMP_NUM_THREADS": str(record["threads"]),
                   "RVNNBOOK_DATA": os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))}
@@ -104,14 +104,15 @@ def revalidate(
     first = {name: value for name, value in row.items() if value is not None
              and name not in ("step", "epoch", "seconds", "learning_rate")}
     found, modules = _repeated(record, row, None, seconds, root)
-    differences, told = _differences(found, first, CLOSE["loss"]), f"training to step {row['step']}"
+    differences = _differences(found, first, CLOSE["loss"])
+    repeated = f"training to step {row['step']}"
     if weights := weights_of(record):
         found, more = _repeated(record, row, weights, seconds, root)
         for split, scores in record["metrics"].items():
             near = _differences(found.get(split, {}), scores, CLOSE["half precision"])
             differences |= {f"{split}: {name}": value for name, value in near.items()}
-        modules, told = modules | more, told + ", metrics of its weights"
+        modules, repeated = modules | more, repeated + ", metrics of its weights"
     if unused := sorted(set(changed_modules(record)) & _there(record["modules"]) - modules.keys()):
         raise RecordError(f"{', '.join(unused)} changed, and what was repeated does not use it")
     modules |= code_hashes(_there(record["modules"]))
-    return append_revalidation(record, told, differences, modules, folder)
+    return append_revalidation(record, repeated, differences, modules, folder)

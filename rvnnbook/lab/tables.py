@@ -133,13 +133,13 @@ def provenance(
     "Where a number comes from: profile, seeds, device, commits, and what to beware of."
     first, seeds = runs[0], list(dict.fromkeys(str(run["seed"]) for run in runs))
     commits, devices = sittings(runs)
-    told = [f"{first['profile']} profile", f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
+    notes = [f"{first['profile']} profile", f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
             devices, f"commit {commits}"]
-    told += ["unfinished"] * (not first["finished"])
+    notes += ["unfinished"] * (not first["finished"])
     changed = dict.fromkeys(name for run in runs for name in changed_modules(run))
     names = ", ".join(name.removeprefix("rvnnbook.") for name in changed)
-    told += [f"stale, since {names} changed"] * bool(changed)
-    return "; ".join(told + ["revalidated for later code"] * any(map(is_revalidated, runs)))
+    notes += [f"stale, since {names} changed"] * bool(changed)
+    return "; ".join(notes + ["revalidated for later code"] * any(map(is_revalidated, runs)))
 
 # %% ../../nbs/workshop/tables.ipynb #97d4da9c
 @dataclass(frozen=True)
@@ -220,18 +220,18 @@ def table_lines(
 ) -> list[list[str]]:      # cells; the first line names the columns
     "For each model the paper's line, ours and the difference."
     rows = compared.table.rows
-    told = [["", "", *compared.columns], ["", "our test", *compared.columns.values()]]
+    lines = [["", "", *compared.columns], ["", "our test", *compared.columns.values()]]
     for row, runs in compared.runs.items():
         pairs = [pair for pair in compared.pairs if pair.row == row]
         if row in rows:
             whose = "paper (quoted)" if rows[row].get("quoted") else "paper"
-            told.append([row, whose, *(_shown(p.paper, p.paper_spread) for p in pairs)])
-        told.append(["" if row in rows else row, _whose(runs),
+            lines.append([row, whose, *(_shown(p.paper, p.paper_spread) for p in pairs)])
+        lines.append(["" if row in rows else row, _whose(runs),
                      *("no run yet" if p.ours is None else _shown(p.ours, p.ours_spread)
                        for p in pairs)])
         if any(p.difference is not None for p in pairs):
-            told.append(["", "difference", *(_shown(p.difference, sign=True) for p in pairs)])
-    return told
+            lines.append(["", "difference", *(_shown(p.difference, sign=True) for p in pairs)])
+    return lines
 
 def _whose(runs):
     if not runs:
@@ -259,15 +259,15 @@ def table_notes(
     table = compared.table
     how = f"{table.statistic} of {table.runs} runs" if table.statistic else "single numbers"
     where = f"{table.paper['where']}), {table_location(table)}"
-    told = [f"Paper: {table.paper['title']} ({where}; {how}. "
+    notes = [f"Paper: {table.paper['title']} ({where}; {how}. "
             f"Ours: {table.statistic or 'mean'} over seeds. Behind ±: one standard deviation."]
-    told += [f"{row}, paper: {table.rows[row]['note']}." for row in compared.runs
+    notes += [f"{row}, paper: {table.rows[row]['note']}." for row in compared.runs
              if "note" in table.rows.get(row, {})]
-    told += [f"{row}, ours: {provenance(runs)}." for row, runs in compared.runs.items() if runs]
+    notes += [f"{row}, ours: {provenance(runs)}." for row, runs in compared.runs.items() if runs]
     if any("generated" in split for split in compared.columns.values()):
-        told.append("Generated test: the paper's test file was not used; what stands in for it "
+        notes.append("Generated test: the paper's test file was not used; what stands in for it "
                     "was drawn by the generator of this book.")
-    return told
+    return notes
 
 # %% ../../nbs/workshop/tables.ipynb #82eca3f9
 def as_html(

@@ -28,7 +28,7 @@ CAP = 2.0                          # points: largest difference that counts as r
 
 def tolerance(
     spread: float | None,          # the paper's standard deviation; None: unknown, the cap
-    runs: int | None,              # how many it stands on; one if not said
+    runs: int | None,              # number of runs; one if not given
     our_spread: float | None,      # ours; None for a single seed: the paper's
     seeds: int,                    # how many of ours
     chance: float = 0.0,           # standard error of our test, from its number of examples
@@ -189,7 +189,7 @@ def asked_in_full(
 # %% ../../nbs/workshop/verdicts.ipynb #efc5ce6a
 @dataclass(frozen=True)
 class Answer:
-    "One number of a paper, what we have beside it, and what may be said of the two."
+    "One number of a paper, our number, and what may be concluded from the two."
     pair: NumberPair
     metric: str | None         # which number, where a cell holds several
     runs: list                 # behind ours
@@ -281,15 +281,15 @@ class Versus:
 
     def verdict(self, row):
         "Of a row: the most careful one of its numbers."
-        said = [one.verdict for one in self.answers[row]]
+        words = [one.verdict for one in self.answers[row]]
         missing = "out of scope" if isinstance(way_of(self.table.name, row), str) else "not run"
         order = "differs", "smaller scale", "reproduced", "not learned", "out of scope"
-        return next((word for word in order if word in said), missing)
+        return next((word for word in order if word in words), missing)
 
     def counts(self):
         "How many rows there are of each verdict."
-        said = [self.verdict(row) for row in self.answers]
-        return {word: said.count(word) for word in VERDICTS}
+        words = [self.verdict(row) for row in self.answers]
+        return {word: words.count(word) for word in VERDICTS}
 
     def _repr_html_(self):
         title = f"{self.table.paper['title']}, {table_location(self.table)}"
@@ -325,9 +325,9 @@ def headline(
     shown: Versus,                     # a table and our runs
 ) -> str:
     "Which table, and how many of its rows came to what."
-    told = ", ".join(f"{count} {word}" for word, count in shown.counts().items() if count)
+    notes = ", ".join(f"{count} {word}" for word, count in shown.counts().items() if count)
     title = shown.table.title.replace("<=", "≤")
-    return f"{table_location(shown.table)}. {title}: {told}"
+    return f"{table_location(shown.table)}. {title}: {notes}"
 
 # %% ../../nbs/workshop/verdicts.ipynb #7bc76e92
 VERDICT_WORDS = {"accuracy_percent": "percent", "exact_match_percent": "percent",
@@ -336,11 +336,11 @@ VERDICT_WORDS = {"accuracy_percent": "percent", "exact_match_percent": "percent"
 def verdict_lines(
     shown: Versus,             # a table and our runs
 ) -> list[list[str]]:          # cells; the first line names the columns
-    "The paper's numbers, ours, and what is to be said of them."
+    "The paper's numbers, ours, and the verdicts."
     table, columns = shown.table, shown.table.columns
     metrics = table.metric if isinstance(table.metric, list) else [table.metric]
     unit = " and ".join(VERDICT_WORDS.get(metric, metric) for metric in metrics)
-    told = [["", "", *columns], ["", unit, *[""] * len(columns)]]
+    lines = [["", "", *columns], ["", unit, *[""] * len(columns)]]
     for row, answers in shown.answers.items():
         whose = "paper (quoted)" if table.rows[row].get("quoted") else "paper"
         missing = "" if isinstance(way_of(table.name, row), str) else "; no run yet"
@@ -348,14 +348,14 @@ def verdict_lines(
             some = answers[number * len(columns):(number + 1) * len(columns)]
             label = whose + f", {VERDICT_WORDS.get(metric, metric)}" * (len(metrics) > 1)
             runs = _runs(some)
-            told.append([row if number == 0 else "", label + missing * (not runs),
+            lines.append([row if number == 0 else "", label + missing * (not runs),
                          *(_shown(one.pair.paper, one.pair.paper_spread) for one in some)])
             if runs:
-                told.append(["", _ours(some), *(
+                lines.append(["", _ours(some), *(
                     "no run yet" if one.pair.ours is None and _has_way(table, row, one) else
                     _shown(one.pair.ours, one.pair.ours_spread) for one in some)])
-                told.append(["", *_said(some)])
-    return told
+                lines.append(["", *_said(some)])
+    return lines
 
 # %% ../../nbs/workshop/verdicts.ipynb #21d61610
 def _runs(answers):
@@ -394,9 +394,9 @@ def _settings(runs):
     "Width, steps and selection of some runs."
     dims = sorted({run["parameters"]["dim"] for run in runs if run["parameters"].get("dim")})
     steps = sorted({run["legs"][-1]["to_step"] for run in runs if run["legs"]})
-    told = [f"d = {_span(dims)}"] if dims else []
-    told += [f"{_span(steps)} steps"] if steps else []
-    return "; ".join(told + list(dict.fromkeys(run["rule"] for run in runs)))
+    notes = [f"d = {_span(dims)}"] if dims else []
+    notes += [f"{_span(steps)} steps"] if steps else []
+    return "; ".join(notes + list(dict.fromkeys(run["rule"] for run in runs)))
 
 def _groups(shown):
     "Rows by experiment, profile and width."
@@ -413,9 +413,9 @@ def verdict_notes(
     shown: Versus,             # a table and our runs
 ) -> list[str]:                # sentences
     "Where ours come from, and why the other rows have none."
-    table, told, reasons = shown.table, [], {}
+    table, notes, reasons = shown.table, [], {}
     how = f"{table.statistic} of {table.runs} runs" if table.statistic else "single numbers"
-    told.append(f"Paper: {table.paper['title']} ({table.paper['where']}); {how}. Ours: "
+    notes.append(f"Paper: {table.paper['title']} ({table.paper['where']}); {how}. Ours: "
                 f"{table.statistic or 'mean'} over seeds. Behind ±: one standard deviation.")
     sources = {}
     for row, answers in shown.answers.items():
@@ -432,12 +432,12 @@ def verdict_notes(
             sources.setdefault(f"{experiments}; {_settings(runs)}; {provenance(runs)}; {whose}.",
                                []).append(row)
     if len(groups := _groups(shown)) > 1:
-        told.append("Settings differ between rows; only rows of one group are comparable. "
+        notes.append("Settings differ between rows; only rows of one group are comparable. "
                     + "; ".join(f"{key}: {', '.join(rows)}" for key, rows in groups.items()) + ".")
-    told += [f"{', '.join(rows)}, ours: {source}" for source, rows in sources.items()]
+    notes += [f"{', '.join(rows)}, ours: {source}" for source, rows in sources.items()]
     some = {reason: f" ({', '.join(rows)})" * (len(rows) < len(table.rows))
             for reason, rows in reasons.items()}
-    return told + [f"Out of scope{some[reason]}: {REASONS[reason]}." for reason in reasons]
+    return notes + [f"Out of scope{some[reason]}: {REASONS[reason]}." for reason in reasons]
 
 # %% ../../nbs/workshop/verdicts.ipynb #b8589f19
 def waiting(
@@ -462,9 +462,9 @@ def overview(
     "Rows by paper and verdict."
     papers = {}
     for shown in tables:
-        told = papers.setdefault(shown.table.name.split(".")[0], {})
+        notes = papers.setdefault(shown.table.name.split(".")[0], {})
         for word, count in shown.counts().items():
-            told[word] = told.get(word, 0) + count
+            notes[word] = notes.get(word, 0) + count
     return papers
 
 # %% ../../nbs/workshop/verdicts.ipynb #de7d72ba
