@@ -70,6 +70,16 @@ def assert_equal_gradients(found, expected, inputs, mine, theirs):
     return dict(zip(names, ours[len(inputs):]))
 
 
+def assert_equal_in_a_padded_batch(reference, encoder, lengths, dim):
+    "Roots and gradients of a reference, sentence by sentence, and of the encoder."
+    x, mask = batch(lengths, dim)
+    inputs, padded = padded_sentences(x, lengths)
+    expected = encoder(padded, mask).root
+    found = torch.stack([reference(row)[0] for row in inputs])
+    close(found, expected, 1e-9)
+    assert_equal_gradients(found, expected, inputs, reference.named_parameters(), encoder.named_parameters())
+
+
 def assert_equal_batch_gradients(model, encoder, found, expected, leaves, x):
     "Gradients of a model of one sentence and of the encoder of a batch, in the vectors and in every parameter."
     mine, theirs = dict(model.named_parameters()), dict(encoder.named_parameters())

@@ -7,7 +7,7 @@ from rvnnbook.encoders.parent_beam import ParentBeam
 from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import beam_tree
 from rvnnbook.reference.beam_tree import BeamTree, Hypothesis, Proposal, merge, soft_merge
-from tests.helpers import assert_equal_gradients, batch, close, imported_packages, padded_sentences
+from tests.helpers import assert_equal_in_a_padded_batch, batch, close, imported_packages
 
 DIM = 6
 LENGTHS = [1, 2, 3, 4, 6, 9]
@@ -26,12 +26,7 @@ def pair(library=Encoder, beam=3, soft=False, seed=0):
 @pytest.mark.parametrize("library", [Encoder, ParentBeam])
 def test_values_and_gradients_equal_those_of_the_encoder_in_a_padded_batch(library, beam, soft):
     encoder, reference = pair(library, beam, soft)
-    x, mask = batch(LENGTHS, DIM)
-    inputs, padded = padded_sentences(x, LENGTHS)
-    expected = encoder(padded, mask).root
-    found = torch.stack([reference(row)[0] for row in inputs])
-    close(found, expected, 1e-9)
-    assert_equal_gradients(found, expected, inputs, reference.named_parameters(), encoder.named_parameters())
+    assert_equal_in_a_padded_batch(reference, encoder, LENGTHS, DIM)
 
 
 @pytest.mark.parametrize("beam", [1, 3, 30])

@@ -8,7 +8,7 @@ from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import ebt_grc
 from rvnnbook.reference.ebt_grc import EBTGRC, best_of
 from rvnnbook.registry import create_encoder
-from tests.helpers import assert_equal_gradients, batch, close, imported_packages, padded_sentences
+from tests.helpers import assert_equal_in_a_padded_batch, batch, close, imported_packages
 
 DIM = 6
 LENGTHS = [1, 2, 3, 4, 7, 11]
@@ -28,12 +28,7 @@ def pair(library=EfficientBeam, beam=3, score_dim=4, sharpness=1.0):
 @pytest.mark.parametrize("options", [{}, {"beam": 1}, {"beam": 5, "score_dim": 64}, {"beam": 2, "sharpness": 30.0}], ids=str)
 def test_values_and_gradients_equal_those_of_the_encoder_in_a_padded_batch(library, options):
     encoder, reference = pair(library, **options)
-    x, mask = batch(LENGTHS, DIM)
-    inputs, padded = padded_sentences(x, LENGTHS)
-    expected = encoder(padded, mask).root
-    found = torch.stack([reference(row)[0] for row in inputs])
-    close(found, expected, 1e-9)
-    assert_equal_gradients(found, expected, inputs, reference.named_parameters(), encoder.named_parameters())
+    assert_equal_in_a_padded_batch(reference, encoder, LENGTHS, DIM)
 
 
 @pytest.mark.parametrize("beam", [1, 3, 30])
