@@ -216,7 +216,7 @@ def layer_of(
     encoder: HaltingNDR,                         # gives the layers, and says when to stop
     there: Tensor,                               # True = token, START or END, (B, N) bool
     generator: torch.Generator | None = None,    # draws skipped positions, in training
-) -> Callable:                                   # a step for `until_taken` and `until_sure`
+) -> Callable:                                   # a step for `halt_by_existence` and `halt_act`
     "The router's layer for some sentences of a batch, with the positions that skip it."
     chance = encoder.gate_dropout if encoder.training else 0
     again = encoder.checkpoint and torch.is_grad_enabled()
