@@ -55,6 +55,10 @@ def _meant(word, known):
     close = difflib.get_close_matches(word, known, 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
+def _hint(name, option, known):
+    now = RENAMED_OPTIONS.get(name, {}).get(option)
+    return f" It is renamed to {now}." if now else _meant(option, known)
+
 def _find_encoder(name):
     "Class of an encoder, names of its options, options that define the variant."
     if ":" in name:
@@ -125,10 +129,8 @@ def create_encoder(
     """
     make, known, fixed = _find_encoder(name)
     for option in (option for option in options if option not in known):
-        now = RENAMED_OPTIONS.get(name, {}).get(option)
-        hint = f" It is renamed to {now}." if now else _meant(option, known)
         raise ValueError(f"unknown option {option!r} for encoder {name!r}."
-                         f"{hint} Known: {', '.join(known)}")
+                         f"{_hint(name, option, known)} Known: {', '.join(known)}")
     if ":" in name and "dim" not in options:
         raise ValueError(f"encoder {name!r}: pass dim, the width of the vectors")
     tensors, about = read_weights(name, weights) if weights else ({}, {})

@@ -51,13 +51,9 @@ class BeamTree(Encoder):
         return EncoderOutput(root, trace=build_beam_trace(roots, scores, history,
                                                           mask) if trace else None)
 
-    def search_trees(
-        self,
-        leaves: Tensor,                              # leaf states, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token
-        generator: torch.Generator | None = None,    # of the noise, where there is any
-    ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
-        "Beam search that composes all pairs in every step."
+    def search_trees(self, leaves: Tensor, mask: Tensor,    # (B, N, D); (B, N) bool
+                     generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, list]:
+        "Roots (B, K, D), scores (B, K) and every step of a search that composes all pairs."
         return search_states(leaves, mask.sum(1), self.beam, one_step(self, generator))
 
 # %% ../../nbs/implementations/beam_tree.ipynb #4185b923

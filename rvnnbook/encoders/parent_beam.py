@@ -283,13 +283,9 @@ def soft_search(
 # %% ../../nbs/implementations/parent_beam.ipynb #602fb5de
 class ParentBeam(BeamTree):
     "BT-GRC that composes every pair once (rir section 2)."
-    def search_trees(
-        self,
-        leaves: Tensor,                              # leaf states, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token
-        generator: torch.Generator | None = None,    # of the noise, where there is any
-    ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
-        "Beam search that composes new pairs only, without autocast."
+    def search_trees(self, leaves: Tensor, mask: Tensor,    # (B, N, D); (B, N) bool
+                     generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, list]:
+        "Roots (B, K, D), scores (B, K) and every step of a search that composes new pairs only."
         search = soft_search if self.soft and self.training else parent_search
         with torch.autocast(leaves.device.type, enabled=False):
             return search(self, leaves, mask, generator)
