@@ -106,8 +106,7 @@ def test_an_encoder_brings_no_other_and_no_figures():
 
 # ---- names
 
-SAME_MEANING = {"MissingFileError": "each data module's own error for a missing file, also a FileNotFoundError",
-                "Comparison": "rows of results side by side, of a benchmark and of a table"}
+SAME_MEANING = {"MissingFileError": "each data module's own error for a missing file, also a FileNotFoundError"}
 
 
 def definitions():

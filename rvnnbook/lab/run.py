@@ -190,6 +190,7 @@ def tagged_cells(
     return [(number, "".join(cell["source"])) for number, cell in enumerate(notebook["cells"], 1)
             if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", [])]
 
+# %% ../../nbs/workshop/run.ipynb #085a23e5
 def run_cells(
     source: Path,                  # an experiment notebook
     parameters: dict,              # by name; the others keep their defaults
@@ -304,6 +305,7 @@ def _silent_kernel():
         os.close(saved)
         os.close(null)
 
+# %% ../../nbs/workshop/run.ipynb #affc62a3
 def _first_line(root, log):
     "What a kernel runs before the first cell; it runs in another folder."
     for name, default in (("RVNNBOOK_DATA", "data"), ("RVNNBOOK_RUNS", "runs")):
@@ -326,9 +328,18 @@ def _execute_in_kernel(staged, partial, parameters, folder, line, options):
             run()
         except RuntimeError as error:          # two kernels wanted one port; nothing has run
             if not str(error).startswith("Kernel died before replying"):
+                error.status = GAVE_UP if str(error).startswith("Kernel died") else RAISED
                 raise
             run()
 
+def _stage(source, staged, about):
+    "Write a notebook without directives to another file, and return it."
+    notebook = strip_directives(json.loads(source.read_text()))
+    notebook["metadata"] = {**notebook["metadata"], **({"run": about} if about else {})}
+    staged.write_text(json.dumps(notebook))
+    return notebook
+
+# %% ../../nbs/workshop/run.ipynb #f7267b07
 def execute(
     source: Path,                      # the notebook
     target: Path,                      # its executed copy; target.json lists its dependencies
@@ -344,9 +355,7 @@ def execute(
     target.parent.mkdir(parents=True, exist_ok=True)
     staged, partial, log = scratch = [target.with_name(f".{target.name}.{kind}") for kind in
                                       ("staged.ipynb", "partial.ipynb", "json")]
-    notebook = strip_directives(json.loads(source.read_text()))
-    notebook["metadata"] = {**notebook["metadata"], **({"run": about} if about else {})}
-    staged.write_text(json.dumps(notebook))
+    notebook = _stage(source, staged, about)
     script = 0 if recorded else len(tagged_cells(notebook)) or None
     failures, failed = [], target.with_suffix(".failed.ipynb")
     try:
@@ -365,9 +374,6 @@ def execute(
         reason = f"{error.ename}: {next(iter(str(error.evalue).splitlines()), '')}"
         raise NotebookError(f"{source.name}: cell {error.cell_index + 1} raised {reason} "
                             f"(see {os.path.relpath(failed)})") from None
-    except RuntimeError as error:
-        error.status = GAVE_UP if str(error).startswith("Kernel died") else RAISED
-        raise
     finally:
         for file in scratch:
             file.unlink(missing_ok=True)
@@ -521,81 +527,83 @@ class _Supervisor:
         self.killed = None         # the reason
         self.end = None            # the last message of the child, and its time
 
-    def relay(self, line):
-        "Pass on the output of the experiment, and evaluate the messages of the child."
-        self.active = time.monotonic()
-        output, event = _split_message(line.removesuffix("\n"))
-        if output or not event:
-            self.write(f"| {output}")
-            self.show(output)
-        if "begins" in event:
-            self.cell = event["cell"], self.active
-            self.write(f"cell {event['cell']} begins: {event['begins']}")
-        elif "seconds" in event:
-            self.cell = None
-            self.write(f"cell {event['cell']} took {event['seconds']:.3f} s")
-        elif "status" in event:
-            self.end = event, self.active
+def _relay(state, line):
+    "Pass on the output of the experiment, and evaluate the messages of the child."
+    state.active = time.monotonic()
+    output, event = _split_message(line.removesuffix("\n"))
+    if output or not event:
+        state.write(f"| {output}")
+        state.show(output)
+    if "begins" in event:
+        state.cell = event["cell"], state.active
+        state.write(f"cell {event['cell']} begins: {event['begins']}")
+    elif "seconds" in event:
+        state.cell = None
+        state.write(f"cell {event['cell']} took {event['seconds']:.3f} s")
+    elif "status" in event:
+        state.end = event, state.active
 
-    def check_activity(self, now):
-        "Find the descendants of the child, and note whether they have worked."
-        import psutil
-        self.family, self.checked, worked = find_descendants(self.family), now, 0.0
-        for process in self.family:
-            with suppress(psutil.Error):
-                worked += sum(process.cpu_times()[:4])
-        if not 0 <= worked - self.worked <= .01 * self.limits.silence:
-            self.active, self.worked = now, worked
+# %% ../../nbs/workshop/run.ipynb #81732ee8
+def _check_activity(state, now):
+    "Find the descendants of the child, and note whether they have worked."
+    import psutil
+    state.family, state.checked, worked = find_descendants(state.family), now, 0.0
+    for process in state.family:
+        with suppress(psutil.Error):
+            worked += sum(process.cpu_times()[:4])
+    if not 0 <= worked - state.worked <= .01 * state.limits.silence:
+        state.active, state.worked = now, worked
 
-    def exceeded(self, now):
-        "The limit that was exceeded, if any, and whether the run can be resumed."
-        limits = self.limits
-        if now - self.began > limits.total:
-            return f"the limit of {limits.total:g} s is reached", True
-        if self.cell and now - self.cell[1] > limits.cell:
-            return f"cell {self.cell[0]} takes longer than {limits.cell:g} s", True
-        if now - self.active > limits.silence:
-            return f"no output and no work for {limits.silence:g} s", False
+def _exceeded(state, now):
+    "The limit that was exceeded, if any, and whether the run can be resumed."
+    limits = state.limits
+    if now - state.began > limits.total:
+        return f"the limit of {limits.total:g} s is reached", True
+    if state.cell and now - state.cell[1] > limits.cell:
+        return f"cell {state.cell[0]} takes longer than {limits.cell:g} s", True
+    if now - state.active > limits.silence:
+        return f"no output and no work for {limits.silence:g} s", False
 
-    def request_stop(self, signals):
-        "Send SIGTERM to the child if a signal or a limit requires it; kill it if it does not end."
-        now = time.monotonic()
-        if now - self.checked > 1:
-            self.check_activity(now)
-        if self.end:
-            if now - self.end[1] > self.limits.grace:
-                self.killed = "it did not end after its last message"
-        elif self.stop is None:
-            first = (signal.Signals(signals[0][0]).name, True) if signals else self.exceeded(now)
-            if first:
-                self.stop = SimpleNamespace(reason=first[0], resumable=first[1], time=now,
-                                            by_signal=bool(signals))
-                self.write(f"stop requested: {first[0]}")
-                self.check_activity(now)       # before processes lose their parents
-                self.child.terminate()
-        elif any(when > self.stop.time + .5 for _, when in signals):
-            self.killed = "a second signal"
-        elif now - self.stop.time > self.limits.grace:
-            self.killed = f"it did not stop within {self.limits.grace:g} s"
+def _request_stop(state, signals):
+    "Send SIGTERM to the child if a signal or a limit requires it; kill it if it does not end."
+    now = time.monotonic()
+    if now - state.checked > 1:
+        _check_activity(state, now)
+    if state.end:
+        if now - state.end[1] > state.limits.grace:
+            state.killed = "it did not end after its last message"
+    elif state.stop is None:
+        first = (signal.Signals(signals[0][0]).name, True) if signals else _exceeded(state, now)
+        if first:
+            state.stop = SimpleNamespace(reason=first[0], resumable=first[1], time=now,
+                                        by_signal=bool(signals))
+            state.write(f"stop requested: {first[0]}")
+            _check_activity(state, now)       # before processes lose their parents
+            state.child.terminate()
+    elif any(when > state.stop.time + .5 for _, when in signals):
+        state.killed = "a second signal"
+    elif now - state.stop.time > state.limits.grace:
+        state.killed = f"it did not stop within {state.limits.grace:g} s"
 
-    def ending(self):
-        "How the run ended, after the end of the child."
-        end, stop, code = self.end and self.end[0], self.stop, self.child.returncode
-        if end and (stop is None or end["status"] == FINISHED):
-            return Ending(end["status"], end["message"], end.get("missing"))
-        if stop is None:
-            how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
-            where = f" in cell {self.cell[0]}" if self.cell else ""
-            return Ending(GAVE_UP, f"the process died {how}{where}")
-        if self.killed and not end:
-            again = stop.by_signal and "second" in self.killed
-            more = "; run the same command again to resume from the last checkpoint" * again
-            return Ending(STOPPED if again else GAVE_UP,
-                          f"{stop.reason}; killed: {self.killed}{more}")
-        if stop.by_signal or stop.resumable and end and end.get("saved"):
-            return Ending(STOPPED,
-                          f"{stop.reason}: stopped; run the same command again to resume")
-        return Ending(GAVE_UP, f"{stop.reason}: stopped before a checkpoint was written")
+# %% ../../nbs/workshop/run.ipynb #38c19322
+def _ending(state):
+    "How the run ended, after the end of the child."
+    end, stop, code = state.end and state.end[0], state.stop, state.child.returncode
+    if end and (stop is None or end["status"] == FINISHED):
+        return Ending(end["status"], end["message"], end.get("missing"))
+    if stop is None:
+        how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+        where = f" in cell {state.cell[0]}" if state.cell else ""
+        return Ending(GAVE_UP, f"the process died {how}{where}")
+    if state.killed and not end:
+        again = stop.by_signal and "second" in state.killed
+        more = "; run the same command again to resume from the last checkpoint" * again
+        return Ending(STOPPED if again else GAVE_UP,
+                      f"{stop.reason}; killed: {state.killed}{more}")
+    if stop.by_signal or stop.resumable and end and end.get("saved"):
+        return Ending(STOPPED,
+                      f"{stop.reason}: stopped; run the same command again to resume")
+    return Ending(GAVE_UP, f"{stop.reason}: stopped before a checkpoint was written")
 
 def _split_message(line):
     "Output of the experiment, and message of the child; what is no message is output."
@@ -623,7 +631,7 @@ def supervise(
     try:
         while child.poll() is None and not state.killed:
             _relay_some(state, lines, .2)
-            state.request_stop(signals)
+            _request_stop(state, signals)
         if state.killed:
             write(f"killed: {state.killed}")
     finally:
@@ -633,14 +641,14 @@ def supervise(
         child.wait()
     while _relay_some(state, lines, 1 if reader.is_alive() else 0):
         pass
-    return state.ending()
+    return _ending(state)
 
 def _relay_some(state, lines, seconds):
     "Relay the lines that arrive within some seconds, at most 1000; whether there were any."
     try:
-        state.relay(lines.get(timeout=seconds) if seconds else lines.get_nowait())
+        _relay(state, lines.get(timeout=seconds) if seconds else lines.get_nowait())
         for _ in range(1000):
-            state.relay(lines.get_nowait())
+            _relay(state, lines.get_nowait())
     except queue.Empty:
         return False
     return True
@@ -689,6 +697,7 @@ def collect_signals():     # list of (number, time), filled while in the block
 # %% ../../nbs/workshop/run.ipynb #e3cb3508
 TASK = "from rvnnbook.lab.run import train_and_render; train_and_render(**task)"
 
+# %% ../../nbs/workshop/run.ipynb #b31761f4
 def run_experiment(
     source: Path,                  # an experiment notebook
     parameters: dict,              # by name; the others keep their defaults
@@ -705,8 +714,8 @@ def run_experiment(
             raise ParameterError("this notebook has no cells tagged `run`; run it as a notebook")
         target, keeps = run_path(source, checked), checked.profile != "smoke"
         target.parent.mkdir(parents=True, exist_ok=True)
-        page = page and world == 1
-        train = not page or keeps and any("run_folder(" in text for _, text in cells)
+        trains = keeps and any("run_folder(" in text for _, text in cells)
+        train = not (page := page and world == 1) or trains
         lock = (hold(target.with_suffix(".lock")),) if keeps and rank == 0 else ()
         try:
             if once and run_identity(source.stem, checked) in recorded_runs(
@@ -725,12 +734,12 @@ def run_experiment(
             end = {**ending._asdict(), "seconds": round(time.monotonic() - began, 3)}
             write(f"end {json.dumps(end)}")
         finally:
-            for file in lock:
-                os.close(file)
+            list(map(os.close, lock))
     if ending.missing:
         raise ModuleNotFoundError(ending.message, name=ending.missing)
     return ending, target
 
+# %% ../../nbs/workshop/run.ipynb #3fb5d0c6
 def _perform_here(task, rank):
     "Run a task in this process, one of several that train one model; only rank 0 locks and prints."
     for number in SIGNALS:

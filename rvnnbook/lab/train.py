@@ -472,7 +472,6 @@ def stop_signals():      # list of the signals received
     if callable(handler) and handler is not signal.default_int_handler:
         handler(received[0], None)
 
-
 def agree(
     run: Run,            # for its processes
     *flags: bool,        # of this process
@@ -482,7 +481,6 @@ def agree(
         return list(flags)
     values = torch.tensor([float(flag) for flag in flags], device=run.device)
     return (run.accelerator.reduce(values, "sum") > 0).tolist()
-
 
 class Outcome(NamedTuple):
     "What a call of `train` came to."
