@@ -64,7 +64,7 @@ def rebuild(
 class AlgorithmExample(NamedTuple):
     "A question and its answer."
     tokens: tuple[str, ...]   # w, what is given, (n,)
-    target: tuple[str, ...]   # y, what is asked for, (m,)
+    target: tuple[str, ...]   # y, the answer, (m,)
 
 
 def sorting(
@@ -80,7 +80,7 @@ def traversal(
 ) -> AlgorithmExample:
     "Say the third walk of a tree, given two (self_iru §3.3)."
     if asked not in ("preorder", "postorder"):
-        raise AlgorithmError(f"asked for is the preorder or the postorder, not {asked!r}")
+        raise AlgorithmError(f"the answer is the preorder or the postorder, not {asked!r}")
     other = "postorder" if asked == "preorder" else "preorder"
     return AlgorithmExample((*traverse(tree, "inorder"), "X", *traverse(tree, other)),
                             traverse(tree, asked))
