@@ -61,7 +61,9 @@ def opened(browser, base, path, size=PHONE):
     page.on("console", lambda message: wrong.append(f"console error: {message.text[:200]}") if message.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(f"page error: {str(error)[:300]}"))
     page.on("response", lambda got: wrong.append(f"status {got.status}: {got.url}") if got.status >= 400 else None)
-    page.on("requestfailed", lambda request: wrong.append(f"failed request: {request.url}") if request.url.startswith(local) else None)
+    # A request that the next page cuts off is aborted; a missing or broken file has another error.
+    page.on("requestfailed", lambda request: wrong.append(f"failed request: {request.url}")
+            if request.url.startswith(local) and request.failure != "net::ERR_ABORTED" else None)
     page.goto(f"{base}/{path}.html", wait_until="load")
     page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => null)")
     page.wait_for_timeout(150)
