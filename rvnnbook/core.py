@@ -5,7 +5,7 @@ __all__ = ['pad_batch', 'length_mask', 'check_batch', 'check_choice', 'EncoderOu
            'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
 
 # %% ../nbs/implementations/conventions.ipynb #938f74f6
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -182,7 +182,8 @@ def tree_from_steps(
     "The binary tree that a row of composition steps describes."
     if not steps:
         raise ValueError("a tree needs at least one position")
-    nodes, targets = list(range(len(steps))), right_neighbors(steps)
+    nodes: list[Any] = list(range(len(steps)))
+    targets = right_neighbors(steps)
     for left in sorted(range(len(steps) - 1), key=steps.__getitem__):
         nodes[targets[left]] = (nodes[left], nodes[targets[left]])
     return nodes[-1]

@@ -83,7 +83,7 @@ def describe_encoder(
 ) -> str:             # one line for the class, one for each option
     "What an encoder computes, and its options with types, defaults and meaning."
     make, known, _ = _find_encoder(name)
-    rows = [f"{name}: {inspect.getdoc(make).splitlines()[0]}"]
+    rows = [f"{name}: {(inspect.getdoc(make) or '').partition(chr(10))[0]}"]
     for line in inspect.getsource(make.__init__).splitlines():
         option = re.match(r"\s+(\w+)(\s*[:=].*)", line)
         if option and option[1] in known and "#" in option[2]:

@@ -33,7 +33,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from .listops import data_folder, install_official_test, write_whole
@@ -145,14 +145,14 @@ def install_file(
 # %% ../../nbs/implementations/catalog.ipynb #8dd829eb
 def byte_range(
     answer: http.client.HTTPResponse,   # response to a request for a file or a range
-) -> tuple[float, int | None]:          # offset of the first byte; total size if sent
+) -> tuple[int | None, int | None]:     # offset of the first byte and total size, if known
     "Offset and total size of the file part in an HTTP response."
     if answer.status != 206:
         length = answer.headers.get("Content-Length", "")
         return 0, int(length) if length.isdecimal() else None
     told = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
     if not told:
-        return math.inf, None           # a part at an unknown offset
+        return None, None               # a part at an unknown offset
     return int(told[1]), int(told[2]) if told[2].isdecimal() else None
 
 # %% ../../nbs/implementations/catalog.ipynb #b237eb32
@@ -210,7 +210,7 @@ def attempt_download(
         total = size if total is None else total
         if total is not None and total > limit:
             raise CatalogError(f"{address}: {total} bytes, where at most {limit} were expected")
-        if start > have:                       # a gap or an unknown offset
+        if start is None or start > have:      # an unknown offset or a gap
             part.unlink()
             return False
         with open(part, "r+b" if have else "wb") as file:
@@ -295,7 +295,7 @@ class Metered:
     "A stream that raises an error when more than a limit is read."
     def __init__(
         self,
-        file: BinaryIO,     # the stream
+        file: Any,          # the stream
         limit: int,         # bytes
     ):
         self.file, self.left = file, limit
@@ -325,7 +325,7 @@ def archive_members(
     unpacked = (gzip.open if start[:2] == b"\x1f\x8b"
                 else lzma.open if start == b"\xfd7zXZ\0" else open)
     with (unpacked(archive, "rb") as file,
-          tarfile.open(fileobj=Metered(file, limit), mode="r|") as opened):
+          tarfile.open(fileobj=cast(BinaryIO, Metered(file, limit)), mode="r|") as opened):
         for info in opened:
             kind = "folder" if info.isdir() else "file" if info.isreg() else "other"
             yield Member(info.name, info.size, kind, partial(opened.extractfile, info))
@@ -388,10 +388,10 @@ def recognise(
 ) -> dict[File, Path]:          # paths of the entries found
     "Find files of the catalog by their checksums."
     files, found = list(files), {}
-    sizes = {file.size for file in files}
-    limit = math.inf if None in sizes else max(sizes)
+    sizes = {math.inf if file.size is None else file.size for file in files}
+    limit = max(sizes)
     for path in paths:
-        if path.suffix != ".xz" and None not in sizes and path.stat().st_size not in sizes:
+        if path.suffix != ".xz" and limit < math.inf and path.stat().st_size not in sizes:
             continue
         for digits in {len(file.checksum) for file in files}:
             with contextlib.suppress(CatalogError):       # damaged or too large
@@ -408,7 +408,7 @@ def fetch(
     **options,             # of `download`
 ) -> None:
     "Download the files of one address and install them."
-    address, unpacked, size = files[0].address, files[0].unpacked, files[0].size
+    address, unpacked, size = str(files[0].address), files[0].unpacked, files[0].size
     limit = unpacked or (LARGEST if size is None else size)
     part = data_folder() / f"{files[0].path}.part"
     part.parent.mkdir(parents=True, exist_ok=True)

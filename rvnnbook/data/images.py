@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -209,7 +209,7 @@ def archive_arrays(
             if folder == "cifar-10-batches-bin" and name in names:
                 if not member.isreg() or member.size > MOST or name in found:
                     raise ImageError(f"{member.name}: expected one file of at most {MOST} bytes")
-                found[name] = archive.extractfile(member).read()
+                found[name] = cast(IO[bytes], archive.extractfile(member)).read()
     for name in names:
         if name not in found:
             raise ImageError(f"expected cifar-10-batches-bin/{name} in it")
@@ -257,10 +257,10 @@ def published_images(
     parts = []
     for part in ("train", "t10k"):
         files = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
-        packed = [next((path for kind in ("", ".gz", ".xz")
-                        if (path := folder / f"{file}{kind}").exists()), folder / file)
-                  for file in files]
-        parts.append(read_idx(*packed, [checksums[file] for file in files]))
+        images, labels = [next((path for kind in ("", ".gz", ".xz")
+                                if (path := folder / f"{file}{kind}").exists()), folder / file)
+                          for file in files]
+        parts.append(read_idx(images, labels, [checksums[file] for file in files]))
     return Pictures(*parts)
 
 # %% ../../nbs/implementations/images.ipynb #9bd08e55
@@ -278,7 +278,7 @@ def count_pixels(
     "Compute label counts, pixel sums and the lengths of blank ends."
     pixels, labels = zip(*pictures)
     pixels = np.stack(pixels).reshape(len(pixels), -1, pixels[0].shape[-1])
-    often, inked = np.bincount(pixels.ravel(), minlength=256), pixels.any(-1)[:, ::-1]
+    often, inked = np.bincount(pixels.ravel(), minlength=256), np.flip(pixels.any(-1), 1)
     blank = np.where(inked.any(1), inked.argmax(1), inked.shape[1])
     values = np.arange(256)
     return PixelCounts(tuple(np.bincount(labels, minlength=10).tolist()), int(often @ values),

@@ -61,8 +61,8 @@ def tokenize(
 # %% ../../nbs/implementations/listops.ipynb #f903c886
 def fold_expression(
     tokens: Sequence[str],  # w, one expression, (n,)
-    leaf: Callable,         # leaf(position): result at a digit
-    node: Callable,         # node(start, results, end): result of an operator, given its brackets
+    leaf: Callable[[int], Any],   # leaf(position): result at a digit
+    node: Callable[[int, list, int], Any],   # node(start, results, end): result of an operator
 ) -> Any:                   # result for the whole expression
     "Fold an expression bottom-up; raise ListOpsError if it is malformed."
     rows, worth, ended = [], None, False
@@ -120,10 +120,10 @@ def arguments(
 
 
 class Size(NamedTuple):
-    "The three measures that bound a split."
-    length: int     # n, tokens
-    depth: int      # nested operators
-    arguments: int  # A, arguments of the widest operator
+    "The three measures that bound a split: numbers, or pairs (low, high)."
+    length: Any     # n, tokens
+    depth: Any      # nested operators
+    arguments: Any  # A, arguments of the widest operator
 
 
 def expression_size(

@@ -428,12 +428,10 @@ def draw_many(
     **rules,         # of `draw`: variables, operator_probability, ...
 ) -> Drawn:          # (2, draws)
     "So many pairs as arrays."
-    pieces, count = [], 0
-    for drawn in stream_pairs(seed, **rules):
-        pieces.append(drawn)
-        count += drawn.code.shape[1]
-        if count >= draws:
-            return Drawn(*(np.concatenate(columns, 1)[:, :draws] for columns in zip(*pieces)))
+    pieces, stream = [], stream_pairs(seed, **rules)
+    while sum(drawn.code.shape[1] for drawn in pieces) < draws:
+        pieces.append(next(stream))
+    return Drawn(*(np.concatenate(columns, 1)[:, :draws] for columns in zip(*pieces)))
 
 # %% ../../nbs/implementations/logic.ipynb #5e426a67
 def numbered(

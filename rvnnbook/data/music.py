@@ -50,10 +50,10 @@ def piano_roll(
     chords: Iterable[str],   # names of keys with spaces between, "" for silence, (T,)
 ) -> np.ndarray:             # 1 where a key sounds, (T, 88) uint8
     "Convert chords to a piano roll."
-    chords = [chord.split() for chord in chords]
-    roll = np.zeros((len(chords), KEYS), np.uint8)
-    for step, names in enumerate(chords):
-        roll[step, [key(name) for name in names]] = 1
+    steps = [[key(name) for name in chord.split()] for chord in chords]
+    roll = np.zeros((len(steps), KEYS), np.uint8)
+    for step, keys in enumerate(steps):
+        roll[step, keys] = 1
     return roll
 
 # %% ../../nbs/implementations/music.ipynb #899a74ff

@@ -141,9 +141,9 @@ def binary(
     examples: Iterable[Sentence | SentenceTree],  # labels are grades
 ) -> list[Sentence | SentenceTree]:        # labels are sentiments; neutral ones are gone
     "Convert the five-way task to the two-way task: SST-5 to SST-2."
-    halves = dict(zip(GRADES, ("negative", "negative", None, "positive", "positive")))
-    return [example._replace(label=halves[example.label]) for example in examples
-            if halves[example.label]]
+    halves: dict = dict(zip(GRADES, ("negative", "negative", None, "positive", "positive")))
+    return [example._replace(label=label) for example in examples
+            if (label := halves[example.label])]
 
 
 def phrases(

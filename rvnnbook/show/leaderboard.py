@@ -231,7 +231,7 @@ def scores_as_latex(
     signs = {"\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#",
              "±": r"$\pm$", "–": "--"}
     def row(cells):
-        return " & ".join("".join(signs.get(c, c) for c in cell) for cell in cells) + r" \\"
+        return " & ".join("".join(str(signs.get(c, c)) for c in cell) for cell in cells) + r" \\"
     rule = r"\hline"
     return "\n".join([r"\begin{tabular}{l" + "r" * (len(head) - 1) + "}", row(head), rule,
                       *map(row, lines), r"\end{tabular}"])

@@ -10,6 +10,7 @@ import html
 import io
 import re
 from dataclasses import dataclass
+from typing import Any
 
 # %% ../../nbs/workshop/plots.ipynb #c515b3e6
 COLORS = ["#0072b2", "#d55e00", "#009e73",    # blue, vermillion, green
@@ -23,9 +24,10 @@ def canvas(
 ) -> tuple:              # the figure and its axes (an array of axes where there are several)
     "A matplotlib figure in the style of the book."
     import matplotlib.pyplot as plt
-    style = {"figure.facecolor": "none", "axes.facecolor": "none",
+    from cycler import cycler
+    style: Any = {"figure.facecolor": "none", "axes.facecolor": "none",
              "axes.spines.top": False, "axes.spines.right": False,
-             "axes.prop_cycle": plt.cycler(color=COLORS), "lines.linewidth": 2,
+             "axes.prop_cycle": cycler(color=COLORS), "lines.linewidth": 2,
              "font.size": 11, "axes.titlesize": 11}
     with plt.rc_context(style):
         return plt.subplots(figsize=(width, height), layout="constrained", **subplots)
@@ -136,7 +138,7 @@ def inline(
     drawing, label = own_ids(drawing.strip(), name), html.escape(alt)
     if not drawing.startswith("<svg"):
         return f'<div role="group" aria-label="{label}">{drawing}</div>'
-    head = re.match(r"<svg[^>]*>", drawing)[0]
+    head = drawing[:drawing.index(">") + 1]
     box = re.search(r'viewBox="\S+ \S+ (\S+) \S+"', head)
     if not box: raise ValueError(f"an SVG drawing needs a viewBox with four numbers, got {head}")
     wide = float(box[1]) * (4 / 3 if re.search(r'\swidth="[\d.]+pt"', head) else 1)

@@ -80,7 +80,7 @@ class Stepper:
         return ipywidgets.VBox([ipywidgets.HBox([play, slider]), stack, caption])
 
     def _repr_mimebundle_(self, **kwargs):
-        live = self.widget._repr_mimebundle_(**kwargs)
+        live = self.widget._repr_mimebundle_(**kwargs) or {}
         return {**live, "text/plain": self.caption, "text/html": self.html}
 
     def __repr__(self): return self.caption

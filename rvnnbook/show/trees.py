@@ -53,15 +53,15 @@ def tree_layout(
     places, edges, at = {}, [], 8.
     parents = tree_spans(steps)
     rounds = max((round_ for *_, round_ in parents), default=0)
-    row = max(row, min(44, 320 / max(rounds, 1)))
-    base = 20 + row * rounds
+    height = max(row, min(44, 320 / max(rounds, 1)))
+    base = 20 + height * rounds
     for i, token in enumerate(tokens):
         wide = max(26, 9 * len(token) + 14)
         places[i, i] = (at + wide / 2, base)
         at += wide
     for first, middle, last, round_ in parents:
         parent, children = (first, last), ((first, middle), (middle + 1, last))
-        places[parent] = (sum(places[child][0] for child in children) / 2, base - row * round_)
+        places[parent] = (sum(places[child][0] for child in children) / 2, base - height * round_)
         edges += [(parent, child) for child in children]
     return places, edges, (at + 8, base + 30)
 
@@ -101,8 +101,8 @@ def tree_marks(
             end = y2 - 16 if child[0] == child[1] else y2
             marks.append(f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {end:.1f}" '
                          f'stroke="{ink[parent]}" fill="none"/>')
-    marks += [node_mark(*places[span], str(labels.get(span, "")), ink[span], "parent")
-              for span in places if span in drawn]
+    marks += [node_mark(x, y, str(labels.get(span, "")), ink[span], "parent")
+              for span, (x, y) in places.items() if span in drawn]
     marks += [f'<text class="leaf" x="{places[i, i][0]:.1f}" y="{places[i, i][1] + 5:.1f}" '
               f'fill="{ink[i, i]}">{html.escape(token)}</text>' for i, token in enumerate(tokens)]
     return marks, places, size
