@@ -82,9 +82,13 @@ def test_the_readme_example_runs_on_runtime_needs_alone(site_packages, tmp_path)
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(site_packages)})
     assert done.returncode == 0, done.stderr
-    names = re.match(r"\[(.*?)\]\ntensor\(\[\d, \d, \d, \d\]\) tensor\(\[\d, \d, \d, \d\]\)\n", done.stdout)[1].replace("'", "").split(", ")
+    answer, names, labels, accuracy = done.stdout.splitlines()
+    assert re.fullmatch(r"predicted (\d) correct \1", answer)
+    assert (tmp_path / "tree.svg").read_text().startswith("<svg")
+    names = names.strip("[]").replace("'", "").split(", ")
     assert {"rvnn", "tree_lstm", "lstm", "bilstm"} <= set(names) and names == sorted(names)
-    assert re.fullmatch(r"tensor\(\[9\]\) \(.*\[MAX.*\)", done.stdout.splitlines()[-1])
+    assert re.fullmatch(r"tensor\(\[\d, \d, \d, \d\]\) tensor\(\[\d, \d, \d, \d\]\)", labels)
+    assert float(accuracy.rpartition(" ")[2]) >= 0.9
 
 
 def test_the_command_knows_its_version():
