@@ -77,22 +77,34 @@ def scale_of(
             f"minute{'s' * (spent != '1')}{' each' * (len(runs) > 1)}")
 
 # %% ../../nbs/workshop/leaderboard.ipynb #5ca1e005
+def _varied_settings(runs):
+    "Parameters in which runs differ; a sitting may end after any number of epochs or minutes."
+    names = {name for run in runs for name in run["parameters"]} - {"epochs", "minutes"}
+    return sorted(name for name in names
+                  if len({str(run["parameters"].get(name)) for run in runs}) > 1)
+
 def reached(
     records: Sequence[dict],             # of one experiment
     by: Sequence[str],                   # parameters that name a row, such as ("encoder",)
     columns: dict[str, tuple[str, str]], # title -> (split, metric)
     smallest: bool = False,              # whether the best value is the smallest
 ) -> dict[str, tuple[dict, list]]:       # row -> ({title: mean}, its records), best first
-    "Mean results of the models of an experiment, sorted by the first column."
+    "Mean results over seeds, sorted by the first column; refuses to average different settings."
     groups = {}
     for record in records:
         if record["profile"] != "smoke":
-            asked = [str(record["parameters"][name]) for name in by]
-            groups.setdefault(", ".join(asked), []).append(record)
+            first, *others = [(name, str(record["parameters"][name])) for name in by]
+            label = ", ".join([first[1], *(f"{name} {value}" for name, value in others)])
+            groups.setdefault(label, []).append(record)
     rows = {}
     for name, runs in groups.items():
-        means = {title: fmean(found) for title, (split, metric) in columns.items() if (found := [
-            run["metrics"][split][metric] for run in runs if split in run["metrics"]])}
+        means = {}
+        for title, (split, metric) in columns.items():
+            tested = [run for run in runs if split in run["metrics"]]
+            if mixed := _varied_settings(tested):
+                raise ValueError(f"{name}, {title}: the runs differ in {', '.join(mixed)}")
+            if tested:
+                means[title] = fmean(run["metrics"][split][metric] for run in tested)
         if means:
             rows[name] = means, runs
     first = next(iter(columns))
