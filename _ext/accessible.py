@@ -12,8 +12,8 @@ def name_toggles(soup):
 
 
 def name_by_content(body: str) -> str:
-    "Folded cells: the words that are seen are the name of the toggle."
-    return body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
+    "Folded cells: the words that are seen are the name of the toggle. Entries of a bibliography are items of the list that they stand in."
+    return body.replace('<summary aria-label="Toggle hidden content">', "<summary>").replace('role="doc-biblioentry"', 'role="listitem"')
 
 
 def lines_of_signatures(body: str) -> str:

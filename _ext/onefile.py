@@ -1,14 +1,13 @@
 """The book in one file, made from the pages of the built site: `python _ext/onefile.py pdf|epub`.
 
 Chromium opens every page without its scripts and hands over the article as XHTML: figures with frames show all frames,
-and players their still. For the PDF it prints the articles as one document; for the EPUB, MathJax turns formulas into
-MathML. Code that a page folds is left out, and so are the pages of the API; links to them lead to the published site."""
+and players their still. For the PDF it prints a few articles at once, and `joined` makes one document of the prints; the
+EPUB has formulas in MathML. Code that a page folds is left out, and so are the pages of the API; links to them lead to the published site."""
 import html
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import uuid
 import zipfile
@@ -18,6 +17,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
+import joined  # noqa: E402
 from landing import address, link_files, settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,9 +51,10 @@ EXTRACT = r"""([page, pages, published, leftOut]) => {
   return {page, slug: article.id, title: article.querySelector("h1").textContent.trim(), text: new XMLSerializer().serializeToString(article),
           sheets: [...document.querySelectorAll("link[rel=stylesheet]")].map(sheet => sheet.getAttribute("href"))}; }"""
 
-SHEET = """@page { size: A4; }
+SHEET = """@page { size: A4; margin: 18mm; @bottom-center { content: counter(page); font-size: 8px; } }
 html { font-size: 11pt; }
 body { background: #fff; color: #000; }
+*:not(#_) { box-shadow: none !important; border-radius: 0 !important; }    /* Chromium prints shadows and round corners as images */
 .bd-content { display: block; }
 .bd-article { padding: 0 !important; max-width: none; }
 .part, .bd-article { break-before: page; }
@@ -100,56 +101,63 @@ def contents(chosen: list[tuple[str, list[str]]], of: dict[str, dict], link: str
     return "<ol>" + "".join(f"<li><span>{html.escape(title)}</span><ol>{items(names)}</ol></li>" if title else items(names) for title, names in chosen) + "</ol>"
 
 
-def make_pdf(browser, site: Path, chosen: list[tuple[str, list[str]]], target: Path) -> Path:
-    "Print the pages as one document, with outline, page numbers and links."
-    found = articles(browser, site, [name for _, names in chosen for name in names])
-    of = {one["page"]: one for one in found}
-    sheets = list(dict.fromkeys(re.sub(r"^(\.\./)+", "", sheet) for one in found for sheet in one["sheets"]))
+ELSEWHERE = "https://elsewhere.invalid/#"     # a link to another print of the same book; no site has this name
+AT_ONCE = 12                                 # pages of the site in one print: memory stays small
+
+
+def spoken(text: str) -> str:
+    "A text whose formulas are images for a screen reader, described by their TeX."
+    text = re.sub(r"<mjx-assistive-mml.*?</mjx-assistive-mml>", "", text, flags=re.S)
+    text = re.sub(r'(<mjx-math [^>]*?) aria-hidden="true"', r"\1", text)
+    return re.sub(r'(<(?:span|div) class="math [^>]*?)data-tex="([^"]*)"', r'\1role="img" aria-label="\2"', text)
+
+
+def prints(chosen: list[tuple[str, list[str]]], of: dict[str, dict]) -> list[tuple[str, list[str]]]:
+    "What is printed at once: slugs and HTML of a few articles; the first print has the contents, the first of a part its title."
     first, *rest = chosen
-    body = [of[name]["text"] for name in first[1]]
-    body.append(f'<div class="bd-article"><section><h1>Contents</h1>{contents(rest, of, "#{}")}<p>Code that the pages of the site fold is left out here.</p></section></div>')
+    told = f'<div class="bd-article"><section><h1>Contents</h1>{contents(rest, of, "#{}")}<p>Code that the pages of the site fold is left out here.</p></section></div>'
+    found = [([of[name]["slug"] for name in first[1]], "".join(of[name]["text"] for name in first[1]) + told)]
     for title, names in rest:
-        body.append(f'<h1 class="part">{html.escape(title)}</h1>')
-        body += [re.sub(r"(</?h)([1-5])\b", lambda m: m[1] + str(int(m[2]) + 1), of[name]["text"]) for name in names]
-    config = next(filter(None, (re.search(r"<script>window\.MathJax.*?</script>", (site / f"{name}.html").read_text()) for name in of)), None)
-    text = (f'<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8"><title>{html.escape(of[first[1][0]]["title"])}</title>'
-            + "".join(f'<link rel="stylesheet" href="{sheet}">' for sheet in sheets)
-            + f'<style>{SHEET}</style>{config[0] if config else ""}<script defer src="_static/vendor/mathjax/tex-mml-chtml.js"></script></head><body><div class="bd-content">{"".join(body)}</div></body></html>')
-    whole = site / "onefile.html"
-    whole.write_text(text)
-    page = browser.new_page(reduced_motion="reduce")
-    page.set_default_timeout(0)
-    try:
-        page.goto(whole.resolve().as_uri())
-        page.evaluate("() => MathJax.startup.promise.then(() => null)")
-        unset = page.evaluate("() => document.querySelectorAll('.math:not(:has(mjx-container)), mjx-merror').length")
-        if unset:
-            raise FileError(f"MathJax has not set {unset} formulas")
-        number = '<div style="width: 100%; text-align: center; font-size: 8px"><span class="pageNumber"></span></div>'
-        page.pdf(path=target, outline=True, tagged=True, print_background=True, prefer_css_page_size=True, display_header_footer=True,
-                 header_template="<span></span>", footer_template=number, margin={side: "18mm" for side in ("top", "bottom", "left", "right")})
-    finally:
-        page.close()
-        whole.unlink()
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start:start + AT_ONCE]
+            deeper = [re.sub(r"(</?h)([1-5])\b", lambda m: m[1] + str(int(m[2]) + 1), of[name]["text"]) for name in some]
+            head = "" if start else f'<h1 class="part">{html.escape(title)}</h1>'
+            found.append(([of[name]["slug"] for name in some], head + "".join(deeper)))
+    return found
+
+
+def make_pdf(browser, site: Path, chosen: list[tuple[str, list[str]]], target: Path) -> Path:
+    "Print the pages, a few at once, and join the prints to one document with outline, page numbers, links and tags."
+    found = articles(browser, site, [name for _, names in chosen for name in names])
+    sheets = list(dict.fromkeys(re.sub(r"^(\.\./)+", "", sheet) for one in found for sheet in one["sheets"]))
+    parts = prints(chosen, {one["page"]: {**one, "text": spoken(one["text"])} for one in found})
+    where = {slug: number for number, (slugs, _) in enumerate(parts) for slug in slugs}
+    links = [re.findall(r'href="#([^"]+)"', body) for _, body in parts]
+    whole, book = site / "onefile.html", joined.Book()
+    for number, (slugs, body) in enumerate(parts):
+        body = re.sub(r'href="#(([^".]+)[^"]*)"', lambda m: m[0] if where[m[2]] == number else f'href="{ELSEWHERE}{m[1]}"', body)
+        asked = sorted({link for other, those in enumerate(links) if other != number for link in those if where[link.split(".")[0]] == number})
+        whole.write_text(f'<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8"><title>{html.escape(found[0]["title"])}</title>'
+                         + "".join(f'<link rel="stylesheet" href="{sheet}">' for sheet in sheets) + f"<style>{SHEET}html {{ counter-reset: page {book.count}; }}</style></head>"
+                         f'<body><div class="bd-content">{body}</div><div hidden>{"".join(f"""<a href="#{link}"></a>""" for link in asked)}</div></body></html>')
+        page = browser.new_page(reduced_motion="reduce")
+        page.set_default_timeout(0)
+        try:
+            page.goto(whole.resolve().as_uri())
+            book.append(page.pdf(outline=True, tagged=True, print_background=True, prefer_css_page_size=True), ELSEWHERE, below='class="part"' not in body and number > 0)
+        finally:
+            page.close()
+            whole.unlink()
+    book.write(target, found[0]["title"])
     return target
 
 
-FORMULA = re.compile(r'(<(span|div) class="math [^>]*>\s*(?:<span class="eqno">.*?</span>)?)\s*\\([(\[])(.*?)\\[)\]]\s*(?=</\2>)', re.S)
-TO_MATHML = """require("mathjax").init({loader: {load: ["input/tex"]}}).then(async MathJax => {
-  const made = [];
-  for (const [tex, display] of JSON.parse(require("fs").readFileSync(0, "utf8"))) made.push(await MathJax.tex2mmlPromise(tex, {display}));
-  console.log(JSON.stringify(made)); });"""
+SET = re.compile(r'<mjx-container.*?<mjx-assistive-mml[^>]*>(<math.*?</math>)</mjx-assistive-mml></mjx-container>', re.S)
 
 
-def mathml(texts: list[str]) -> list[str]:
-    "Texts with their formulas in MathML, by MathJax."
-    formulas = [(html.unescape(m[4]), m[3] == "[") for text in texts for m in FORMULA.finditer(text)]
-    node = shutil.which("node") or str(Path(sys.executable).with_name("node"))
-    done = subprocess.run([node, "-e", TO_MATHML], cwd=ROOT, input=json.dumps(formulas), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FileError("MathJax failed; it needs node and the packages that `make book` installs\n" + done.stderr[-2000:])
-    made = iter(re.sub(r' data-[\w-]+="[^"]*"', "", one) for one in json.loads(done.stdout))
-    return [FORMULA.sub(lambda m: m[1] + next(made), text) for text in texts]
+def mathml(text: str) -> str:
+    "A text with its formulas in the MathML that stands beside the set form for screen readers."
+    return re.sub(r' data-tex="[^"]*"', "", SET.sub(lambda m: re.sub(r' data-[\w-]+="[^"]*"', "", m[1]), text))
 
 
 XHTML = ('<?xml version="1.0" encoding="utf-8"?>\n<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" xmlns:epub="http://www.idpf.org/2007/ops" '
@@ -171,7 +179,8 @@ def make_epub(browser, site: Path, chosen: list[tuple[str, list[str]]], target: 
     about = settings(ROOT)
     found = articles(browser, site, [name for _, names in chosen for name in names])
     files, items, spine = {"book.css": READER}, ['<item id="css" href="book.css" media-type="text/css"/>'], []
-    for one, text in zip(found, mathml([one["text"] for one in found])):
+    for one in found:
+        text = mathml(one["text"])
         for image in sorted(set(re.findall(r'<img [^>]*src="([^"]+)"', text))):
             name = image.replace("/", "-").lstrip("_")
             text = text.replace(f'src="{image}"', f'src="{name}"')

@@ -10,12 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [  # pattern below node_modules, folder below vendor
     ("mathjax/LICENSE", "mathjax"),
-    ("mathjax/es5/tex-mml-chtml.js", "mathjax"),
-    ("mathjax/es5/input/tex/extensions/*.js", "mathjax/input/tex/extensions"),
     ("mathjax/es5/output/chtml/fonts/woff-v2/*.woff", "mathjax/output/chtml/fonts/woff-v2"),
-    ("mathjax/es5/a11y/*.js", "mathjax/a11y"),
-    ("mathjax/es5/sre/mathmaps/base.json", "mathjax/sre/mathmaps"),
-    ("mathjax/es5/sre/mathmaps/en.json", "mathjax/sre/mathmaps"),
 ]
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 import zipfile
+from collections import Counter
 from html import unescape
 
 import pypdf
@@ -35,6 +36,12 @@ def squeezed(text):
 def title(name):
     "The first heading of a page of the site."
     return shown(re.search(r"<article.*?<h1>(.*?)</h1>", (SITE / f"{name}.html").read_text(), re.S)[1])
+
+
+def numbered(page):
+    "The number at the foot of a page of the PDF, and the text above it; the number is written first."
+    number, _, text = page.extract_text().lstrip().partition("\n")
+    return number, text
 
 
 def shown(text):
@@ -72,12 +79,45 @@ def test_outline_has_parts_with_chapters_with_sections(pdf):
         assert any(isinstance(entry, list) for entry in inside)
     assert list(chapters.values()) == sorted(set(chapters.values()))
     for name, number in chapters.items():
-        assert squeezed(book.pages[number].extract_text()).startswith(title(name)), name
+        assert squeezed(numbered(book.pages[number])[1]).startswith(title(name)), name
 
 
 def test_every_page_of_the_pdf_has_its_number(pdf):
     _, book = pdf
-    assert [page.extract_text().split()[-1] for page in book.pages] == [str(number) for number in range(1, len(book.pages) + 1)]
+    assert [numbered(page)[0] for page in book.pages] == [str(number) for number in range(1, len(book.pages) + 1)]
+
+
+def test_the_pdf_is_small(pdf):
+    chosen, book = pdf
+    images = [image for page in book.pages for image in (page["/Resources"].get("/XObject") or {}).values() if image.get_object().get("/Subtype") == "/Image"]
+    assert book.stream.getbuffer().nbytes <= (3_000_000 if chosen is THREE else 30_000_000)
+    assert len(images) < len(book.pages) / 4, "shadows and round corners are printed as images"
+
+
+def test_the_pdf_is_tagged(pdf):
+    chosen, book = pdf
+    tags = book.root_object["/StructTreeRoot"]
+    nums = tags["/ParentTree"]["/Nums"]
+    owners = {nums[at]: nums[at + 1] for at in range(0, len(nums), 2)}
+    assert list(owners) == sorted(owners) and len(tags["/K"]["/K"]) >= len(chosen)
+    kinds, depths = Counter(), {}
+
+    def depth(element):
+        "How far an element lies below the root; its parent has to list it."
+        if element.get("/S") == "/Document":
+            return 0
+        place = element.indirect_reference.idnum
+        if place not in depths:
+            kinds[element["/S"]] += 1
+            assert place in {getattr(kid, "idnum", None) for kid in list(element["/P"]["/K"])}
+            assert element["/S"] != "/Figure" or element.get("/Alt") or all(isinstance(kid.get_object(), dict) for kid in element["/K"]), "a drawing is described, or its parts are"
+            depths[place] = 1 + depth(element["/P"])
+        return depths[place]
+
+    for page in book.pages:
+        elements = owners[page["/StructParents"]].get_object()
+        assert len(elements) and all(depth(one.get_object()) > 0 for one in elements)
+    assert kinds["/H1"] >= len(chosen) and kinds["/H2"] >= len(pages_of(chosen)) - 1 and kinds["/Figure"] > 50 and kinds["/P"] > 100
 
 
 def test_links_of_the_pdf_have_targets(pdf):

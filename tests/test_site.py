@@ -65,7 +65,6 @@ def opened(browser, base, path, size=PHONE):
     page.on("requestfailed", lambda request: wrong.append(f"failed request: {request.url}")
             if request.url.startswith(local) and request.failure != "net::ERR_ABORTED" else None)
     page.goto(f"{base}/{path}.html", wait_until="load")
-    page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => null)")
     page.wait_for_timeout(150)
     yield page, wrong
     page.close()
@@ -235,7 +234,6 @@ def weight(browser, base, path):
     page = context.new_page()
     page.on("response", lambda reply: got.append(reply))
     page.goto(f"{base}/{path}.html", wait_until="load")
-    page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => null)")
     page.wait_for_load_state("networkidle")
     total = sum(min(len(body), len(gzip.compress(body))) for body in (reply.body() for reply in got))
     context.close()
