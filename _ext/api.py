@@ -18,15 +18,22 @@ FLOORS = [  # heading, what it says, first words of the module names on it
 INTRODUCTION = """Each page lists what a module exports, with the shapes of everything that goes in and comes out.
 A module uses modules of the sections above it, and those listed before it in its own section."""
 
-MODULE_PAGE = """# {name}
+MODULE_PAGE = """# {short}
 
 {about}
 
 ```{{eval-rst}}
+{classes}
 .. automodule:: {name}
    :members:
+   :exclude-members: {listed}
 ```
 """
+CLASS = """.. autoclass:: {name}.{shown}
+   :members:
+"""
+
+SHAPES = [("tokens", "(B, N) integers; mask (B, N)"), ("embedding", "(B, N, D)"), ("encoder", "root (B, D), states (B, N, D)"), ("head", "logits (B, classes)")]
 
 
 def module_names(package_dir: Path) -> dict[str, Path]:
@@ -58,6 +65,32 @@ def about_module(file: Path, package_dir: Path, dest: Path) -> str:
     return f"{doc}\n\n{link}".strip()
 
 
+def public_classes(file: Path) -> list[str]:
+    "The classes that a module exports: encoders first, then in the order of the source."
+    tree = ast.parse(file.read_text())
+    exported = next((ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"), [])
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in exported]
+    encoders = {"Encoder"}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(getattr(base, "id", "") in encoders for base in node.bases):
+            encoders.add(node.name)
+    return [node.name for node in sorted(found, key=lambda node: node.name not in encoders)]
+
+
+def shapes_figure() -> str:
+    "A drawing of a model: what goes from part to part, with its shape."
+    boxes = []
+    for i, (name, shape) in enumerate(SHAPES):
+        y = 10 + 64 * i
+        boxes += [f'<rect x="10" y="{y}" width="110" height="34" rx="6" fill="none" stroke="#0072b2" stroke-width="2"/>',
+                  f'<text x="65" y="{y + 22}" text-anchor="middle" fill="currentColor">{name}</text>', f'<text x="134" y="{y + 22}" fill="currentColor">{shape}</text>']
+        boxes += [f'<path d="M65 {y + 36}v26m-5 -7l5 7l5 -7" fill="none" stroke="currentColor"/>'] if i < len(SHAPES) - 1 else []
+    said = "; ".join(f"{name}: {shape}" for name, shape in SHAPES)
+    return (f'<figure class="drawn" id="fig-api-shapes"><div class="drawing"><svg viewBox="0 0 350 250" width="350" role="img" aria-label="From tokens to scores. {said}." '
+            f'font-size="14" font-family="system-ui, sans-serif">{"".join(boxes)}</svg></div>'
+            "<figcaption>A classifier and its shapes: B sentences, N tokens, width D. Every encoder takes (B, N, D) and returns an EncoderOutput.</figcaption></figure>")
+
+
 def write_api_pages(package_dir: Path, dest: Path) -> list[Path]:
     "Write dest/index.md and dest/<module>.md for every module; dest lies in the folder that holds _toc.yml."
     package_dir, dest = Path(package_dir), Path(dest)
@@ -65,9 +98,11 @@ def write_api_pages(package_dir: Path, dest: Path) -> list[Path]:
     names, written = module_names(package_dir), []
     for name, file in names.items():
         page = dest / f"{name}.md"
-        page.write_text(MODULE_PAGE.format(name=name, about=about_module(file, package_dir, dest)))
+        classes = public_classes(file)
+        page.write_text(MODULE_PAGE.format(name=name, short=name.removeprefix(f"{package_dir.name}."), about=about_module(file, package_dir, dest), listed=", ".join(classes),
+                                           classes="\n".join(CLASS.format(name=name, shown=shown) for shown in classes)).replace("   :exclude-members: \n", ""))
         written.append(page)
-    index = ["# The library, module by module", "", INTRODUCTION, ""]
+    index = ["# The library, module by module", "", INTRODUCTION, "", shapes_figure(), ""]
     rooms = {name: name.split(".")[1] if "." in name else "" for name in names}
     listed = set()
     for number, (title, about, firsts) in enumerate(FLOORS, 1):

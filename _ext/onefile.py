@@ -4,7 +4,6 @@ Chromium opens every page without its scripts and hands over the article as XHTM
 and players their still. For the PDF it prints a few articles at once, and `joined` makes one document of the prints; the
 EPUB has formulas in MathML. Code that a page folds is left out, and so are the pages of the API; links to them lead to the published site."""
 import html
-import json
 import os
 import re
 import shutil
