@@ -134,8 +134,8 @@ def make_pdf(browser, site: Path, chosen: list[tuple[str, list[str]]], target: P
     links = [re.findall(r'href="#([^"]+)"', body) for _, body in parts]
     whole, book = site / "onefile.html", joined.Book()
     for number, (slugs, body) in enumerate(parts):
-        body = re.sub(r'href="#(([^".]+)[^"]*)"', lambda m: m[0] if where[m[2]] == number else f'href="{ELSEWHERE}{m[1]}"', body)
-        asked = sorted({link for other, those in enumerate(links) if other != number for link in those if where[link.split(".")[0]] == number})
+        body = re.sub(r'href="#(([^".]+)[^"]*)"', lambda m: m[0] if where.get(m[2], number) == number else f'href="{ELSEWHERE}{m[1]}"', body)
+        asked = sorted({link for other, those in enumerate(links) if other != number for link in those if where.get(link.split(".")[0]) == number})
         whole.write_text(f'<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8"><title>{html.escape(found[0]["title"])}</title>'
                          + "".join(f'<link rel="stylesheet" href="{sheet}">' for sheet in sheets) + f"<style>{SHEET}html {{ counter-reset: page {book.count}; }}</style></head>"
                          f'<body><div class="bd-content">{body}</div><div hidden>{"".join(f"""<a href="#{link}"></a>""" for link in asked)}</div></body></html>')
