@@ -414,3 +414,23 @@ def test_lock_file_names_no_host():
     wanted = package["dependencies"] | package["devDependencies"]
     assert {name: lock["packages"][f"node_modules/{name}"]["version"] for name in wanted} == wanted
     assert all("integrity" in about for path, about in lock["packages"].items() if path)
+
+
+def test_the_font_of_icons_has_what_the_sheets_write_and_no_more(built):
+    from fontTools.ttLib import TTFont
+    sys.path.insert(0, str(ROOT / "_ext"))
+    import icons
+    font = SITE / "_static" / "vendor" / "fontawesome" / "webfonts" / "icons.woff"
+    wanted = icons.characters("".join(file.read_text() for file in (SITE / "_static").rglob("*.css")))
+    held = set(TTFont(font).getBestCmap())
+    solid = set(TTFont(icons.theme_file("vendor/fontawesome/webfonts/fa-solid-900.ttf")).getBestCmap())
+    assert wanted & solid == held and 5 < len(held) < 60 and font.stat().st_size < 20_000
+    assert "fa-solid-900" not in (SITE / "_static" / "styles" / "pydata-sphinx-theme.css").read_text()
+
+
+def test_scripts_of_a_chapter_are_small(built):
+    "Compressed, with what the page names; the weights of a model are loaded when it is used."
+    for page in PAGES:
+        file = SITE / f"{page}.html"
+        named = [(file.parent / link).resolve() for link in re.findall(r'<script[^>]*?src="([^"#?:]+)', file.read_text())]
+        assert sum(len(gzip.compress(script.read_bytes())) for script in named) <= 100_000, page
