@@ -142,3 +142,19 @@ def test_public_functions_and_methods_have_a_return_type():
     for path in rooms:
         visit(ast.parse(path.read_text()).body, path.relative_to(ROOT))
     assert bare == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["trees_as_data", "cells", "recursive_networks", "neighbors", "attention", "topk"])
+def test_a_downloaded_notebook_runs_alone(site_packages, tmp_path, page):
+    "The file behind a page's download button, in an empty folder, with the wheel instead of the clone."
+    import nbformat
+    from nbclient import NotebookClient
+    source = ROOT / "build" / "book" / "_build" / "html" / "_sources" / "nbs" / f"{page}.ipynb"
+    if not source.exists():
+        pytest.skip("the book is not built; remedy: make book")
+    notebook = nbformat.read(source, 4)
+    notebook.cells.append(nbformat.v4.new_code_cell("import rvnnbook; rvnnbook.__file__"))
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute(
+        env={**os.environ, "PYTHONPATH": str(site_packages), "RVNNBOOK_DATA": str(tmp_path / "data")})
+    assert str(site_packages) in notebook.cells[-1].outputs[0].data["text/plain"]
