@@ -89,7 +89,7 @@ RENAMED |= {
         "after_taking": "remaining_existence", "faded": "scale_by_existence",
         "told_by_layer": "trace_by_layer", "until_sure": "halt_act",
         "until_taken": "halt_by_existence"},
-    "encoders.ordered_memory": {"climb": "slots_forward"},
+    "encoders.ordered_memory": {"climb": "compose_slots"},
     "encoders.parent_beam": {"Found": "ParentSearch", "Lives": "PairLifetimes",
         "beside": "gather_adjacent", "find": "search_parents", "in_pairs": "initial_rows",
         "lived_scores": "lifetime_scores", "renew": "refresh_pairs"},

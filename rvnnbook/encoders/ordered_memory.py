@@ -2,12 +2,15 @@
 
 # %% auto #0
 __all__ = ['run_stack', 'stack_heights', 'slot_sums', 'memory_step', 'slot_shares', 'OrderedMemory', 'match_slots',
-           'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'compose_slot', 'slots_backward', 'slots_gradients',
-           'slots_forward', 'ComposeSlots', 'compose_slots', 'rows_reading', 'fit_window', 'free_slots', 'read_memory',
-           'remember', 'compress', 'likely_heights', 'slot_trees']
+           'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'gather_planned', 'Composed', 'content_first',
+           'compose_slots', 'Choice', 'sum_matrix', 'choose_slots', 'free_slots', 'Step', 'read_steps',
+           'compose_backward', 'choose_backward', 'Slopes', 'joined', 'scatter_planned', 'make_slopes', 'step_backward',
+           'read_backward', 'step_rows', 'input_gradients', 'weight_gradients', 'ReadMemory', 'memory_weights',
+           'read_memory', 'remember', 'compress', 'likely_heights', 'slot_trees']
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +20,7 @@ from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice, steps_from_tree
 from ..layers.cells import ACTIVATIONS, GRC
-from ..layers.tree_search import activation_derivative, gate_derivatives
+from ..layers.tree_search import activation_derivative
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #5e29916b
 def run_stack(
@@ -155,225 +158,472 @@ def ordered_memory_literal(
 # %% ../../nbs/implementations/ordered_memory.ipynb #f24be395
 class SlotPlan(NamedTuple):
     "The rows that each slot composes."
-    order: Tensor          # sentences, largest number of used slots first, (B,)
     counts: list[int]      # c_i, rows that each slot composes, (L,), nondecreasing
-    places: Tensor         # slot and row of every composition, slot by slot, (P, 2)
+    order: Tensor | None   # rows, largest number of used slots first, (B,); None: as they are
+    at: tuple | None       # slot and row of each composition, (P,) each; None: all of them
 
 def slot_plan(
-    above: Tensor,         # probability of a choice at each slot or above, (B, L)
+    above: Tensor,         # probability of a choice at each slot or above, (L, B)
 ) -> SlotPlan:
-    "Order sentences so that every slot composes a prefix of the rows; all of them off the CPU."
+    "Order rows so that every slot composes a prefix of them; all of them off the CPU."
     if above.device.type != "cpu":                             # a count would have to be waited for
-        order, slots = (torch.arange(n, device=above.device) for n in above.shape)
-        return SlotPlan(order, [len(order)] * len(slots), torch.cartesian_prod(slots, order))
-    depth, order = (above > 0).sum(1).sort(descending=True, stable=True)
-    slots = torch.arange(above.shape[1], 0, -1, device=above.device)
-    needed = depth >= slots[:, None]                                       # (L, B)
-    return SlotPlan(order, needed.sum(1).tolist(), needed.nonzero())
+        return SlotPlan([above.shape[1]] * len(above), None, None)
+    depth, order = (above > 0).sum(0).sort(descending=True, stable=True)
+    needed = depth >= torch.arange(len(above), 0, -1)[:, None]
+    counts = needed.sum(1).tolist()
+    if counts[0] == len(order):
+        return SlotPlan(counts, None, None)
+    slot, place = needed.nonzero(as_tuple=True)
+    return SlotPlan(counts, order, (slot, order[place]))
 
-def compose_slot(
+def gather_planned(
+    values: Tensor,        # of all slots and rows, (L, B, ...)
+    plan: SlotPlan,        # from slot_plan
+) -> Tensor:               # of the compositions, slot by slot, (P, ...)
+    "Values of the slots and rows that are composed."
+    return values.flatten(0, 1) if plan.at is None else values[plan.at]
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #9cd84697
+class Composed(NamedTuple):
+    "The compositions of one step."
+    plan: SlotPlan         # from slot_plan
+    boxes: Tensor          # running, slot, content, gates of all three, (P, 6 D)
+    before: Tensor         # hidden units before the activation, (P, H)
+    share: Tensor          # probability of a choice at the slot or above, (P, 1)
+    keep: Tensor | None    # factors of the hidden units, (P, H)
+    mixed: Tensor          # what is normed, (P, D)
+    normed: list           # of each slot: composed, mean and scale
+
+def content_first(
+    rows: Tensor,          # of the cell's second layer: three gates, then content, (4 D, ...)
+) -> Tensor:               # content, then three gates, (4 D, ...)
+    "The order of the blocks of a composition."
+    return torch.cat([rows[len(rows) // 4 * 3:], rows[:len(rows) // 4 * 3]])
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #be35a748
+@torch.no_grad()
+def compose_slots(
     memory: OrderedMemory,    # its weights are used
-    running: Tensor,          # candidate of the slot above, (c, D)
-    slot: Tensor,             # content of the slot, (c, D)
-    known: Tensor,            # W_m times it and the bias, (c, H)
-    keep: Tensor | None,      # factors of the hidden units, (c, H)
-) -> tuple[Tensor, tuple]:    # composed, (c, D); values for the backward pass
-    "The cell and its norm, with half of the first product precomputed."
-    cell, dim = memory.cell, memory.dim
-    before = torch.addmm(known, running, cell.w1.weight[:, :dim].T)
-    hidden = cell.activation(before)
-    parts = cell.w2(hidden if keep is None else hidden * keep)
-    keep_running, keep_slot, write = parts[:, :3 * dim].sigmoid().chunk(3, -1)
-    mixed = (keep_running * running).addcmul_(keep_slot, slot).addcmul_(write, parts[:, 3 * dim:])
-    composed, mean, scale = torch.native_layer_norm(
-        mixed, [dim], memory.norm.weight, memory.norm.bias, memory.norm.eps)
-    return composed, (before, parts, mixed, mean, scale)
+    second: tuple,            # transposed weight and bias of the cell's second layer, content first
+    token: Tensor,            # x_t, (B, D)
+    slots: Tensor,            # M_{t-1} from some slot to the last, (L, B, D)
+    candidates: Tensor,       # of the last step at these slots, (L, B, D)
+    sums: tuple,              # probability of a choice at each or above; at or below, (L, B) each
+) -> tuple[Tensor, Tensor, Composed]:    # token and candidates (L + 1, B, D); M_t (L, B, D)
+    "One step with given choices, composed where p > 0 (Ordered Memory section 3)."
+    cell, norm, dim, plan, start = memory.cell, memory.norm, memory.dim, slot_plan(sums[0]), 0
+    share, total, whole = gather_planned(sums[0], plan)[:, None], sum(plan.counts), plan.at is None
+    boxes, mixed = token.new_empty(total + len(token), 6 * dim), token.new_empty(total, dim)
+    if whole:                                                  # slots and candidates are blocks
+        grid = boxes.view(-1, len(token), 6 * dim)
+        made, written = grid[..., :dim], grid[:-1, :, dim:2 * dim]
+        slots = torch.lerp(slots, candidates, sums[1][..., None], out=written)
+        made[0] = token
+    else:
+        slots = torch.lerp(slots, candidates, sums[1][..., None])
+        made = token[plan.order].repeat(len(slots) + 1, 1, 1)
+        boxes[:total, dim:2 * dim] = slots[plan.at]
+    before, keep, normed = F.linear(boxes[:total, dim:2 * dim], cell.w1.weight[:, dim:],
+                                    cell.w1.bias), None, []
+    if cell.training and cell.dropout.p > 0:
+        keep = F.dropout(torch.ones_like(before), cell.dropout.p)
+    for running, after, count in zip(made, made[1:], plan.counts):
+        here, start = slice(start, start + count), start + count
+        if not whole:
+            boxes[here, :dim] = running[:count]
+        hidden = cell.activation(before[here].addmm_(running[:count], cell.w1.weight[:, :dim].T))
+        torch.addmm(second[1], hidden if keep is None else hidden * keep[here], second[0],
+                    out=boxes[here, 2 * dim:])
+        torch.sum(F.glu(boxes[here]).view(count, 3, dim), 1, out=mixed[here])
+        normed.append(torch.native_layer_norm(mixed[here], [dim], norm.weight, norm.bias, norm.eps))
+        torch.lerp(made[0, :count], normed[-1][0], share[here], out=after[:count])
+    made = made if whole else made[:, plan.order.argsort()]
+    return made, slots, Composed(plan, boxes[:total], before, share, keep, mixed, normed)
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #b4b0e7cc
+class Choice(NamedTuple):
+    "Choice probabilities of one step, and how they came about."
+    shares: Tensor         # p, (W, B)
+    sums: Tensor           # of p at each slot or above, then at each or below, (2 W, B)
+    reach: Tensor          # a, (W, B)
+    candidates: Tensor     # of the last step, (W, B, D)
+    keys: Tensor           # W_k times them, (W B, D)
+    moments: tuple         # mean and scale of every key, (W B, 1) each
+    match: Tensor          # query and normed key, (W, B, D)
+
+def sum_matrix(
+    size: int,             # W, slots of the window
+    like: Tensor,          # gives dtype and device
+) -> Tensor:               # (2 W, W)
+    "The matrix whose product with p are the sums from either end."
+    return like.new_ones(2 * size, size).tril_().triu_(-size)
+
+@torch.no_grad()
+def choose_slots(
+    memory: OrderedMemory,    # its weights are used
+    query: Tensor,            # LN(W_q x), (B, D)
+    candidates: Tensor,       # of the last step, (W, B, D)
+    reach: Tensor,            # a, (W, B)
+    least: float,             # a reach up to this one is none
+    sums: Tensor,             # from sum_matrix
+) -> Choice:
+    "Score the candidates and choose (Ordered Memory section 3)."
+    norm, size = memory.key_norm, memory.dim
+    keys = F.linear(candidates.flatten(0, 1), memory.key.weight, memory.key.bias)
+    normed, *moments = torch.native_layer_norm(keys, [size], norm.weight, norm.bias, norm.eps)
+    match = normed.view(candidates.shape) + query
+    logits = torch.addmv(F.threshold(reach, least, 0).log().flatten(), memory.activation(match)
+                         .flatten(0, 1), memory.beta.weight[0], alpha=size ** -.5)
+    shares = logits.view(reach.shape).softmax(0)
+    return Choice(shares, sums @ shares, reach, candidates, keys, moments, match)
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #7d9561fa
+def free_slots(
+    above: Tensor,            # probability of a choice at each slot or above, (L, B)
+) -> int:                     # slots at the beginning of the window without a share
+    "The number of slots that no sentence uses; 0 off the CPU, where a count is waited for."
+    return int((above == 0).all(1).sum()) if above.device.type == "cpu" else 0
+
+class Step(NamedTuple):
+    "What the backward pass needs of a step."
+    choice: Choice            # from choose_slots
+    composed: Composed        # from compose_slots
+    slots: Tensor             # slots in use, before the step, (L, B, D)
+    written: Tensor           # candidates of the step before at these slots, (L, B, D)
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #3d0a91c5
+def read_steps(
+    memory: OrderedMemory,    # its weights are used
+    tokens: Sequence,         # x_t of all sentences with a token t, (B_t, D) each
+    queries: Sequence,        # LN(W_q x_t), (B_t, D) each
+    sums: list,               # matrices from sum_matrix, by size
+) -> tuple[Tensor, Tensor, list]:    # last candidates (R, D), p (K, R), every Step but the first
+    "Ordered Memory token by token, on the slots in use (Ordered Memory section 3)."
+    most, first, steps = memory.slots, tokens[0], []
+    least = torch.nextafter(*torch.tensor([memory.least, -1], dtype=first.dtype)).item()
+    second = content_first(memory.cell.w2.weight).T, content_first(memory.cell.w2.bias)
+    candidates, slots, reach = first[None], first.new_empty(0, *first.shape), first.new_ones(
+        1, len(first))
+    outputs, told = [first], [first.new_zeros(most, len(first))]
+    for token, query in zip(tokens[1:], queries[1:]):
+        count, size = len(token), len(candidates)
+        if count < reach.shape[1]:                             # some sentences have ended
+            candidates, slots, reach = candidates[:, :count].contiguous(), slots[:, :count], (
+                reach[:, :count])
+        choice = choose_slots(memory, query, candidates, reach[-size:], least, sums[size])
+        free = free_slots(choice.sums[:size])
+        fresh = size - free - len(slots)                       # the window grows by at most one
+        slots = F.pad(slots, (0, 0, 0, 0, 1, 0)) if fresh > 0 else slots[-fresh:]
+        used = slots, candidates[free:]
+        made, slots, composed = compose_slots(memory, second, token, *used, (
+            choice.sums[free:size], choice.sums[size + free:]))
+        steps.append(Step(choice, composed, *used))
+        candidates = made if len(slots) < most else made[1:]
+        reach = choice.sums[:size + 1]                         # the sum of all comes last
+        outputs.append(made[-1])
+        told.append(choice.shares if size == most else F.pad(choice.shares,
+                                                             (0, 0, most - size, 0)))
+    return torch.cat(outputs), torch.cat(told, 1), steps
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #dc98117b
-def slots_backward(
-    memory: OrderedMemory, # its weights are used
-    grad: Tensor,          # gradient at all candidates, rows in the order of the plan, (B, L, D)
-    counts: list[int],     # c_i, (L,)
-    share: Tensor,         # of every composition, (P, 1)
-    levels: list,          # mixed, mean and scale of every composition, (P, ...) each
-    gates: tuple,          # from gate_derivatives
-    slope: Tensor,         # of the activation, (P, H)
-) -> tuple[Tensor, ...]:   # at candidates (P, D), mixed (P, D), parts, hidden units, rows left over
-    "Backward loop over the slots, last to first (Ordered Memory section 3)."
-    dim, (per_part, opened), stop = memory.dim, gates, len(slope)
-    at_made, at_mixed = slope.new_empty(2, stop, dim)
-    at_parts, at_hidden = torch.empty_like(per_part), torch.empty_like(slope)
-    carry, spare, first = None, torch.zeros_like(grad[:, 0]), memory.cell.w1.weight[:, :dim]
-    for count, own in zip(counts[::-1], grad.unbind(1)[::-1]):
-        rows = slice(stop - count, stop)
-        own = own if carry is None else own + carry
-        if count < len(own):
-            spare[count:] += own[count:]
-        at_made[rows] = own[:count]
+def compose_backward(
+    memory: OrderedMemory,    # its weights are used
+    second: Tensor,           # weight of the cell's second layer, content first, (4 D, H)
+    composed: Composed,       # from compose_slots
+    own: Tensor,              # has the gradient by the output; completed in place, (P, D)
+    grad: Tensor,             # gradient at the candidates by the next step, (L, B, D)
+    boxes: Tensor,            # gradient at the blocks; written, (P, 6 D)
+    hidden: Tensor,           # derivative of the activation; in place the gradient, (P, H)
+    carried: Tensor,          # gradient at the running vectors; written, (L, B, D)
+) -> Tensor:                  # gradient at the slot of each composition, (P, D)
+    "Backward loop over the slots of one step, last to first (Ordered Memory section 3)."
+    plan, share, mixed, norm = composed.plan, composed.share, composed.mixed, memory.norm
+    dim, carry, stop, first = memory.dim, None, len(own), memory.cell.w1.weight
+    own.addcmul_(share, gather_planned(grad, plan))
+    for slot in reversed(range(len(plan.counts))):
+        count, (_, *moments) = plan.counts[slot], composed.normed[slot]
+        here, stop = slice(stop - count, stop), stop - count
+        box, unit = boxes[here], hidden[here]
+        if carry is not None:
+            own[here].addcmul_(share[here], carry[:count])
         delta, *_ = torch.ops.aten.native_layer_norm_backward(
-            own[:count] * share[rows], levels[0][rows], [dim], levels[1][rows], levels[2][rows],
-            memory.norm.weight, memory.norm.bias, [True, False, False])
-        at_mixed[rows] = delta
-        at_parts[rows] = (delta[:, None] * per_part[rows].view(count, 4, dim)).view(count, -1)
-        at_hidden[rows] = (at_parts[rows] @ memory.cell.w2.weight).mul_(slope[rows])
-        carry = torch.addmm(delta * opened[rows, :dim], at_hidden[rows], first)
-        carry, stop = F.pad(carry, (0, 0, 0, len(own) - count)), stop - count
-    return at_made, at_mixed, at_parts, at_hidden, spare + carry
+            own[here], mixed[here], [dim], *moments, norm.weight, norm.bias, [True, False, False])
+        torch.ops.aten.glu_backward.grad_input(
+            delta[:, None].expand(-1, 3, -1), composed.boxes[here].view(count, 6, dim), 1,
+            grad_input=box.view(count, 6, dim))
+        unit.mul_(box[:, 2 * dim:] @ second)
+        carry = torch.addmm(box[:, :dim], unit, first[:, :dim], out=carried[slot, :count])
+    if plan.order is not None:
+        carried.copy_(carried[:, plan.order.argsort()])
+    return torch.addmm(boxes[:, dim:2 * dim], hidden, first[:, dim:])
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #84afb952
+def choose_backward(
+    memory: OrderedMemory,    # its weights are used
+    choice: Choice,           # from choose_slots
+    at_shares: Tensor,        # gradient at p, (W, B)
+    at_sums: Tensor,          # gradient at its sums, (2 W, B)
+    bend: Tensor,             # derivative of the logits in the match, (W B, D)
+    sums: Tensor,             # from sum_matrix
+) -> tuple[Tensor, Tensor, Tensor]:    # at the logits (W, B), the match and the keys (W B, D)
+    "Gradients of one choice (Ordered Memory section 3)."
+    at_shares, norm = torch.addmm(at_shares, sums.T, at_sums), memory.key_norm
+    at_logits = torch.ops.aten._softmax_backward_data(at_shares, choice.shares, 0, at_sums.dtype)
+    at_match = bend * at_logits.view(-1, 1)
+    at_keys, *_ = torch.ops.aten.native_layer_norm_backward(
+        at_match, choice.keys, [memory.dim], *choice.moments, norm.weight, norm.bias,
+        [True, False, False])
+    return at_logits, at_match, at_keys
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #261dc87c
+class Slopes(NamedTuple):
+    "Derivatives and gradients of one step; the loop fills in the gradients."
+    hidden: Tensor         # derivative of the activation; in place the gradient, (P, H)
+    boxes: Tensor          # gradient at the blocks, (P, 6 D)
+    grads: Tensor          # gradient at the compositions, then at the slots, (P + L B, D)
+    effect: Tensor         # derivative of both in the sums of p, (P + L B, D)
+    blend: Tensor          # derivative of the slots in candidates and old slots, (2, L B, 1)
+    bend: Tensor           # derivative of the logits in the match, (W B, D)
+    inverse: Tensor        # 1 / a, 0 for no reach, (W B,)
+    sums: Tensor           # gradient at the sums of p, (2 W, B)
+
+def joined(
+    parts,                 # tensors, (..., F) each
+    *dims: int,            # F; none for numbers
+) -> Tensor:               # (R, F)
+    "The values of all steps, one after the other."
+    return torch.cat([part.reshape(-1, *dims) for part in parts])
+
+def scatter_planned(
+    values: Tensor,           # of the compositions, (P, ...)
+    plan: SlotPlan,           # from slot_plan
+    shape: Sequence[int],     # (L, B, ...)
+) -> Tensor:                  # of all slots and rows, zero where nothing is composed, (L, B, ...)
+    "The inverse of `gather_planned`."
+    return values.view(shape) if plan.at is None else values.new_zeros(shape).index_put_(
+        plan.at, values)
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #1bfc8441
+def make_slopes(
+    memory: OrderedMemory,    # its weights are used
+    steps: list,              # from read_steps
+    tokens: Tensor,           # x_t, (R, D)
+    rows: list,               # row of the token of every composition, by step, (P,) each
+    at_outputs: Tensor,       # gradient at the last candidates, (R, D)
+) -> tuple[list, Tensor, Tensor]:    # Slopes of each step; hidden units (P, H), active match (., D)
+    "All derivatives that do not depend on other gradients (Ordered Memory section 3)."
+    choices, done, slots, written = zip(*steps)
+    dim, device, counts = memory.dim, tokens.device, [one.reach.shape[1] for one in choices]
+    hidden, slope = activation_derivative(memory.activation, torch.cat([s.before for s in done]))
+    if done[0].keep is not None:
+        keep = torch.cat([step.keep for step in done])
+        hidden, slope = hidden * keep, slope * keep
+    share, rows = torch.cat([step.share for step in done]), torch.cat(rows)
+    change = torch.cat([one for step in done for one, *_ in step.normed]) - tokens.index_select(
+        0, rows.to(device))
+    change = change / share.masked_fill(share == 0, torch.inf)
+    sizes, more = [len(step.share) for step in done], [one[..., 0].numel() for one in slots]
+    update = (joined(written, dim) - joined(slots, dim)).split(more)
+    effect = torch.cat([part for both in zip(change.split(sizes), update) for part in both])
+    grads, both = torch.zeros_like(effect), [*map(sum, zip(sizes, more))]
+    last, place = (torch.cat([torch.arange(stop - count, stop) for stop, count in zip(
+        stops, counts)]) for stops in (accumulate(sizes), map(int.__sub__, accumulate(both), more)))
+    wanted = at_outputs.index_select(0, rows[last].to(device))     # all compose in the last slot
+    grads.index_copy_(0, place.to(device), wanted * share.index_select(0, last.to(device)))
+    active, bend = activation_derivative(memory.activation, joined([c.match for c in choices], dim))
+    widths, reach = [one.reach.numel() for one in choices], joined([c.reach for c in choices])
+    below = joined([one.sums[-len(old):] for one, old in zip(choices, slots)])
+    sums = reach.new_zeros(2 * len(reach)).split([2 * width for width in widths])
+    parts = (slope.split(sizes), slope.new_empty(len(slope), 6 * dim).split(sizes),
+             grads.split(both), effect.split(both),
+             torch.stack([below, 1 - below])[..., None].split(more, 1),
+             (bend * memory.beta.weight * dim ** -.5).split(widths),
+             torch.where(reach < memory.least, 0, 1 / reach).split(widths),
+             [one.view(-1, count) for one, count in zip(sums, counts)])
+    return [Slopes(*one) for one in zip(*parts)], hidden, active
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #f425e4c3
+def step_backward(
+    memory: OrderedMemory,    # its weights are used
+    second: Tensor,           # weight of the cell's second layer, content first, (4 D, H)
+    step: Step,               # from read_steps
+    slope: Slopes,            # from make_slopes; gradients are filled in
+    at: tuple,                # gradients at the candidates and the slots by the next step
+    at_shares: Tensor,        # gradient at p, (W, B)
+    sums: Tensor,             # from sum_matrix
+) -> tuple[tuple, tuple]:     # at candidates and slots of the step before; what is gathered later
+    "Gradients of one step (Ordered Memory section 3)."
+    (choice, composed, slots, _), plan = step, step.composed.plan
+    (size, count), used, total = choice.reach.shape, len(slots), len(composed.share)
+    if at[0].shape[1] < count:                                 # some sentences end here
+        at = [F.pad(part, (0, 0, 0, count - part.shape[1])) for part in at]
+    at_new, at_old = at
+    if len(at_old) < used:                                     # the next step uses fewer slots
+        at_old = F.pad(at_old, (0, 0, 0, 0, used - len(at_old), 0))
+    carried = (slots.new_empty if plan.at is None else slots.new_zeros)(slots.shape)
+    at_slots = scatter_planned(compose_backward(memory, second, composed, slope.grads[:total],
+                                       at_new[-used:], slope.boxes, slope.hidden, carried),
+                      plan, slots.shape)
+    at_slots = torch.add(at_slots, at_old[-used:], out=slope.grads[total:].view(slots.shape))
+    if plan.at is None and used == size:
+        slope.sums.view(-1, 1, 1).baddbmm_(slope.grads[:, None], slope.effect[..., None])
+    else:
+        products = (slope.grads * slope.effect).sum(1)
+        slope.sums[size - used:size] += scatter_planned(products[:total], plan, slots.shape[:2])
+        slope.sums[2 * size - used:] += products[total:].view(used, count)
+    found = choose_backward(memory, choice, at_shares, slope.sums, slope.bend, sums)
+    before, at_old = slope.blend.view(2, used, count, 1) * at_slots
+    before = F.pad(before, (0, 0, 0, 0, size - used, 0)) if used < size else before
+    before.view(-1, memory.dim).addmm_(found[2], memory.key.weight)
+    return (before, at_old), (at_new, carried, *found)
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #ac0289b9
+def read_backward(
+    memory: OrderedMemory,    # its weights are used
+    steps: list,              # from read_steps
+    slopes: list,             # from make_slopes
+    at_shares: Sequence,      # gradient at p of each step, (K, B_t)
+    sums: list,               # matrices from sum_matrix, by size
+) -> tuple[list, Tensor]:     # second results of step_backward; at the first tokens, (B, D)
+    "Backward loop over the tokens, last to first (Ordered Memory section 3)."
+    second, found = content_first(memory.cell.w2.weight), []
+    old = torch.zeros_like(steps[-1].slots)
+    at = F.pad(old, (0, 0, 0, 0, 1, 0)), old
+    for place in reversed(range(len(steps))):
+        size, count = steps[place].choice.reach.shape
+        at, one = step_backward(memory, second, steps[place], slopes[place], at,
+                                at_shares[place][-size:], sums[size])
+        found.insert(0, one)
+        if place:                                              # the reach is a sum of the last p
+            box, width = slopes[place - 1].sums, len(steps[place - 1].choice.reach)
+            torch.mul(one[2][:-1], slopes[place].inverse.view(size, count)[:-1],
+                      out=box[width + 1 - size:width, :count])
+    return found, at[0][0]
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #7ac2c8a3
-def slots_gradients(
-    grad: Tensor,             # gradient at the candidates, (B, L, D)
-    memory: OrderedMemory,    # its weights are used
-    order: Tensor,            # sentences, largest number of used slots first, (B,)
-    counts: list[int],        # c_i, (L,)
-    at: tuple,                # row and slot of every composition, (P,) each
-    levels: list,             # of every slot: parts of the cell, and composed
-    token: Tensor,            # x_t in that order, (B, D)
-    share: Tensor,            # probability of a choice at each slot or above, (L, B)
-    below: Tensor,            # children of every composition, running and slot, (P, 2 D)
-    keep: Tensor | None,      # factors of the hidden units, (P, H)
-) -> tuple:                   # gradients of the inputs of ComposeSlots
-    "Gradients of one step over the slots, all rows at once (Ordered Memory section 3)."
-    (row, slot), dim, back = at, memory.dim, order.argsort()
-    (hidden, slope), part = activation_derivative(memory.cell, levels, token), share[slot, row]
-    if keep is not None:
-        hidden, slope = hidden * keep, slope * keep
-    parts, *normed, composed = (torch.cat(level) for level in list(zip(*levels))[1:])
-    gates = gate_derivatives(parts, below)
-    at_made, at_mixed, at_parts, at_hidden, at_token = slots_backward(
-        memory, grad[order], counts, part[:, None], normed, gates, slope)
-    at_token.index_add_(0, row, at_made * (1 - part[:, None]))
-    at_share, at_slots = torch.zeros_like(share), grad.new_zeros(grad.shape)
-    at_share[slot, row] = (at_made * (composed - token[row])).sum(1)
-    at_slots[row, slot] = torch.addmm(at_mixed * gates[1][:, dim:2 * dim], at_hidden,
-                                      memory.cell.w1.weight[:, dim:])
-    _, *at_norm = torch.ops.aten.native_layer_norm_backward(
-        at_made * part[:, None], normed[0], [dim], *normed[1:], memory.norm.weight,
-        memory.norm.bias, [False, True, True])
-    return (at_token[back], at_slots[back], at_share.T[back], None, at_hidden.T @ below,
-            at_hidden.sum(0), at_parts.T @ hidden, at_parts.sum(0), *at_norm)
+def step_rows(
+    counts: list[int],        # sentences that have a token t, (N,)
+    steps: list,              # from read_steps
+) -> tuple[list, list]:       # by step: of its sentences (B,), of its compositions (P,)
+    "Places in the row of all first tokens, all second ones, ..."
+    rows = torch.arange(sum(counts)).split(counts)[1:]
+    return rows, [row.repeat(len(step.slots)) if step.composed.plan.at is None
+                  else row[step.composed.plan.at[1]] for row, step in zip(rows, steps)]
 
-# %% ../../nbs/implementations/ordered_memory.ipynb #9247b30f
-def slots_forward(
+def input_gradients(
+    steps: list,              # from read_steps
+    rows: list,               # from step_rows, of the sentences
+    found: list,              # from read_backward
+    first: Tensor,            # gradient at the first tokens by the next step, (B, D)
+    at_outputs: Tensor,       # gradient at the last candidates, (R, D)
+) -> tuple[Tensor, Tensor]:   # gradients at tokens and queries, (R, D) each
+    "Every candidate is a mixture with its token (Ordered Memory section 3)."
+    zeros = first.new_zeros(len(at_outputs))
+    used = [choice.sums[len(choice.shares) - len(slots):len(choice.shares)]
+            for choice, _, slots, _ in steps]
+    parts, places = [at_outputs, first], [torch.arange(len(at_outputs)), torch.arange(len(first))]
+    shares = [zeros[:len(zeros) - sum(map(len, rows))], *(above[-1] for above in used),
+              zeros[:len(first)]]
+    for row, above, (at_new, carried, *_) in zip(rows, used, found):
+        for part, mixed in ((at_new, above), (carried, above[:-1])):    # some begin with the token
+            shares += [zeros[:len(row) * (len(part) - len(mixed))], mixed.flatten()]
+            parts.append(part.flatten(0, 1))
+            places.append(row.repeat(len(part)))
+    def collect(values, places):
+        return torch.zeros_like(at_outputs).index_add_(0, torch.cat(places).to(first.device),
+                                                       values)
+    return (collect(torch.cat(parts) * (1 - torch.cat(shares))[:, None], places),
+            collect(torch.cat([match for *_, match, _ in found]),
+                    [row.repeat(len(step.choice.shares)) for row, step in zip(rows, steps)]))
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #54a201ef
+def weight_gradients(
     memory: OrderedMemory,    # its weights are used
-    token: Tensor,            # x_t, rows in the order of the plan, (B, D)
-    slot: Tensor,             # slot content of every composition, (P, D)
-    share: Tensor,            # probability of a choice at each slot or above, (L, B)
-    counts: list[int],        # c_i, (L,)
-) -> tuple:                   # candidates (B, L, D); running (P, D); levels; keep (P, H) or None
-    "Forward loop over the slots, first to last (Ordered Memory section 3)."
-    cell, running, start, keep = memory.cell, token, 0, None
-    known = F.linear(slot, cell.w1.weight[:, memory.dim:], cell.w1.bias)
-    if cell.training and cell.dropout.p > 0:
-        keep = F.dropout(torch.ones_like(known), cell.dropout.p)
-    made, arrived, levels = [], [], []
-    for count, part in zip(counts, share[..., None]):
-        rows = slice(start, start + count)
-        arrived.append(running[:count])
-        composed, level = compose_slot(memory, arrived[-1], slot[rows], known[rows],
-                                       None if keep is None else keep[rows])
-        mixed = torch.lerp(token[:count], composed, part[:count])
-        running = mixed if count == len(token) else torch.cat([mixed, token[count:]])
-        start += count
-        levels.append((*level, composed))
-        made.append(running)
-    return torch.stack(made, 1), torch.cat(arrived), levels, keep
+    steps: list,              # from read_steps
+    slopes: list,             # from make_slopes, filled in
+    found: list,              # from read_backward
+    hidden: Tensor,           # hidden units, (P, H)
+    active: Tensor,           # match after the activation, (., D)
+) -> tuple:                   # gradients in the order of `memory_weights`
+    "Gradients of all weights, in one product each (Ordered Memory section 3)."
+    (choices, done, *_), dim = zip(*steps), memory.dim
+    at_hidden, at_boxes = (torch.cat(part) for part in list(zip(*slopes))[:2])
+    at_parts = at_boxes[:, 2 * dim:]
+    at_logits, at_match, at_keys = (joined(part, *size) for part, size in zip(
+        list(zip(*found))[2:], ((), (dim,), (dim,))))
+    def norm_gradients(norm, *values):                         # gradient, input, mean, scale
+        return torch.ops.aten.native_layer_norm_backward(
+            *values[:2], [dim], *values[2:], norm.weight, norm.bias, [False, True, True])[1:]
+    def gates_first(rows):
+        return torch.cat([rows[dim:], rows[:dim]])
+    at_made = torch.cat([slope.grads[:len(slope.hidden)] for slope in slopes])
+    normed = map(torch.cat, list(zip(*(one for step in done for one in step.normed)))[1:])
+    keys = map(torch.cat, zip(*((one.keys, *one.moments) for one in choices)))
+    return (at_hidden.T @ torch.cat([step.boxes[:, :2 * dim] for step in done]), at_hidden.sum(0),
+            gates_first(at_parts.T @ hidden), gates_first(at_parts.sum(0)),
+            *norm_gradients(memory.norm, at_made, torch.cat([s.mixed for s in done]), *normed),
+            at_keys.T @ joined([one.candidates for one in choices], dim), at_keys.sum(0),
+            *norm_gradients(memory.key_norm, at_match, *keys),
+            at_logits[None] @ active * dim ** -.5, torch.zeros_like(memory.beta.bias))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #5e32ed9b
-class ComposeSlots(torch.autograd.Function):
-    "Candidates of one step, composed where p > 0 (Ordered Memory section 3)."
+class ReadMemory(torch.autograd.Function):
+    "All steps of the memory, with few operations in both directions (Ordered Memory section 3)."
     @staticmethod
     def forward(
         ctx,
-        token: Tensor,            # x_t, (B, D)
-        slots: Tensor,            # M_t from some slot to the last, (B, L, D)
-        above: Tensor,            # probability of a choice at each of them or above, (B, L)
+        tokens: Tensor,           # x_t: all first tokens, all second ones, ..., (R, D)
+        queries: Tensor,          # LN(W_q x_t), (R, D)
         memory: OrderedMemory,    # its weights are used
-        *parameters,              # of cell and norm; named so that they receive gradients
-    ) -> Tensor:                  # candidates at these slots, (B, L, D)
-        order, counts, places = slot_plan(above)
-        at, token, share = (order[places[:, 1]], places[:, 0]), token[order], above[order].T
-        made, arrived, levels, keep = slots_forward(memory, token, slots[at], share, counts)
+        counts: list[int],        # sentences that have a token t, (N,)
+        *weights,                 # from memory_weights; named so that they receive gradients
+    ) -> tuple[Tensor, Tensor]:   # last candidates (R, D); p (K, R)
+        sizes = range(min(memory.slots, len(counts)) + 1)
+        sums = [sum_matrix(size, tokens) for size in sizes]
+        outputs, shares, steps = read_steps(memory, tokens.split(counts), queries.split(counts),
+                                            sums)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(token, share, torch.cat([arrived, slots[at]], 1), keep)
-            ctx.about = memory, order, counts, (places[:, 1], places[:, 0]), levels
-        return made[order.argsort()]
+            ctx.save_for_backward(tokens)
+            ctx.about = memory, counts, steps, sums
+        return outputs, shares
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple:
-        return slots_gradients(grad, *ctx.about, *ctx.saved_tensors)
-
-# %% ../../nbs/implementations/ordered_memory.ipynb #be35a748
-def compose_slots(
-    memory: OrderedMemory,    # its weights are used
-    token: Tensor,            # x_t, (B, D)
-    slots: Tensor,            # M_t from some slot to the last, (B, L, D)
-    above: Tensor,            # probability of a choice at each of them or above, (B, L)
-) -> Tensor:                  # candidates at these slots, (B, L, D)
-    "The second line of the step, in full precision (Ordered Memory section 3)."
-    if not slots.shape[1]:
-        return slots
-    cell = memory.cell
-    given = [part.to(cell.w1.weight.dtype) for part in (token, slots, above)]
-    with torch.autocast(token.device.type, enabled=False):
-        made = ComposeSlots.apply(*given, memory, cell.w1.weight, cell.w1.bias, cell.w2.weight,
-                                  cell.w2.bias, *memory.norm.parameters())
-    return made.to(slots.dtype)
-
-# %% ../../nbs/implementations/ordered_memory.ipynb #76730c0e
-def rows_reading(
-    lengths: Tensor,          # tokens of every row, (B,), nonincreasing
-    steps: int,               # N
-) -> list[int]:               # rows with a token in each step, (N,)
-    "The number of unfinished sentences in each step, longest first."
-    return (lengths > torch.arange(steps, device=lengths.device)[:, None]).sum(1).tolist()
-
-# %% ../../nbs/implementations/ordered_memory.ipynb #7d9561fa
-def fit_window(
-    kept: Tensor,             # of the last slots, (B, L, ...)
-    size: int,                # number of last slots to keep
-) -> Tensor:                  # (B, size, ...), new slots zero
-    "Truncate or zero-pad the window of the last slots at its upper end."
-    missing = size - kept.shape[1]
-    return kept[:, -missing:] if missing <= 0 else torch.cat(
-        [kept.new_zeros(len(kept), missing, *kept.shape[2:]), kept], 1)
-
-def free_slots(
-    above: Tensor,            # probability of a choice at each slot or above, (B, L)
-) -> int:                     # slots at the beginning of the window without a share
-    "The number of slots that no sentence uses; 0 off the CPU, where a count is waited for."
-    return int((above == 0).all(0).sum()) if above.device.type == "cpu" else 0
+    def backward(ctx, at_outputs: Tensor, at_shares: Tensor) -> tuple:
+        (tokens,), (memory, counts, steps, sums) = ctx.saved_tensors, ctx.about
+        if not steps:                                          # no sentence has a second token
+            return at_outputs, *[None] * (len(ctx.needs_input_grad) - 1)
+        rows, composed = step_rows(counts, steps)
+        slopes, *active = make_slopes(memory, steps, tokens, composed, at_outputs)
+        found, first = read_backward(memory, steps, slopes, at_shares.split(counts, 1)[1:], sums)
+        return (*input_gradients(steps, rows, found, first, at_outputs), None, None,
+                *weight_gradients(memory, steps, slopes, found, *active))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #e41b70d9
+def memory_weights(
+    memory: OrderedMemory,    # has them
+) -> list:                   # in the order of ReadMemory
+    "The parameters of cell, norm, keys and scores."
+    parts = memory.cell.w1, memory.cell.w2, memory.norm, memory.key, memory.key_norm, memory.beta
+    return [weight for part in parts for weight in part.parameters()]
+
 def read_memory(
     memory: OrderedMemory,    # its weights are used
     tokens: Tensor,           # LN(W x), (B, N, D), finite on padding
     lengths: Tensor | None = None,    # tokens of every row, (B,), nonincreasing; all if not given
 ) -> tuple[Tensor, Tensor]:   # outputs (B, N, D); p (B, N, K); zero behind the last token
-    "Ordered Memory on the slots in use, with batched products."
-    (batch, length, _), shares = tokens.shape, tokens.new_zeros(len(tokens), 0)
-    slots = candidates = tokens[:, :0]
-    above, outputs, told = shares, [], []
-    for token, query, count in zip(
-            tokens.unbind(1), memory.query_norm(memory.query(tokens)).unbind(1),
-            [batch] * length if lengths is None else rows_reading(lengths, length)):
-        if count < len(slots):                             # some sentences have ended
-            shares, slots, candidates, above = (
-                kept[:count] for kept in (shares, slots, candidates, above))
-        if outputs and count:
-            shares = slot_shares(match_slots(memory, query[:count], candidates),
-                                 fit_window(shares, candidates.shape[1]), memory.least)
-            above, below = slot_sums(shares)
-            slots = torch.lerp(fit_window(slots, candidates.shape[1]), candidates, below[..., None])
-        free = free_slots(above)
-        made = compose_slots(memory, token[:count], slots[:, free:], above[:, free:])
-        pushed = [token[:count, None]] if made.shape[1] < memory.slots else []
-        candidates = torch.cat([*pushed, made], 1)         # the window of the next step
-        ended = 0, 0, 0, batch - count
-        outputs.append(F.pad(candidates[:, -1], ended))
-        told.append(F.pad(fit_window(shares, memory.slots), ended))
-    return torch.stack(outputs, 1), torch.stack(told, 1)
+    "Ordered Memory on the slots in use, in full precision (Ordered Memory section 3)."
+    (batch, length, _), kind = tokens.shape, memory.cell.w1.weight.dtype
+    lengths = torch.full((batch,), length) if lengths is None else lengths.cpu()
+    real = lengths > torch.arange(length)[:, None]
+    counts, (step, row) = [n for n in real.sum(1).tolist() if n], real.nonzero(as_tuple=True)
+    place = (row * length + step).to(tokens.device)
+    given = tokens.flatten(0, 1).index_select(0, place)
+    given = given.to(kind), memory.query_norm(memory.query(given)).to(kind)
+    with torch.autocast(tokens.device.type, enabled=False):
+        outputs, shares = ReadMemory.apply(*given, memory, counts, *memory_weights(memory))
+    return tuple(tokens.new_zeros(batch * length, part.shape[1]).index_copy(
+        0, place, part.to(tokens.dtype)).view(batch, length, -1) for part in (outputs, shares.T))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #de0c0979
 def remember(

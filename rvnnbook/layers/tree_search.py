@@ -11,6 +11,7 @@ __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_ste
            'lineage_scores', 'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -645,16 +646,14 @@ def gate_derivatives(
     return torch.cat([slopes, opened[:, 2 * dim:]], 1), opened
 
 def activation_derivative(
-    cell: GRC,             # the cell
-    levels: list,          # saved by the replay
-    like: Tensor,          # gives dtype and device
-) -> tuple[Tensor, Tensor]:    # hidden units of all nodes and derivatives, (M, H) each
-    "The cell's activation and its derivative, for all nodes at once."
-    before = torch.cat([like.new_empty(0, cell.w1.out_features), *(level[0] for level in levels)])
+    activation: Callable,  # elementwise
+    before: Tensor,        # its input, any shape
+) -> tuple[Tensor, Tensor]:    # its output and its derivative, same shape
+    "An activation and its derivative."
     with torch.enable_grad():
-        hidden = cell.activation(before.requires_grad_())
-        derivative, = torch.autograd.grad(hidden, before, torch.ones_like(hidden))
-    return hidden.detach(), derivative
+        after = activation(before := before.detach().requires_grad_())
+        derivative, = torch.autograd.grad(after, before, torch.ones_like(after))
+    return after.detach(), derivative
 
 # %% ../../nbs/implementations/tree_search.ipynb #17768a20
 def collect_gradients(
@@ -704,7 +703,8 @@ class Replay(torch.autograd.Function):
         (nodes, keep), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
         if not ctx.levels:
             return grad, None, None, None, *map(torch.zeros_like, replay_parameters(cell))
-        hidden, at_hidden = activation_derivative(cell, ctx.levels, nodes)
+        hidden, at_hidden = activation_derivative(
+            cell.activation, torch.cat([before for before, *_ in ctx.levels]))
         if keep is not None:
             hidden, at_hidden = hidden * keep, at_hidden * keep
         below = nodes[ctx.plan.children].flatten(1)
