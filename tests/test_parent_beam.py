@@ -17,7 +17,6 @@ from rvnnbook.encoders.parent_beam import (
     compose_neighbors,
     parent_arena,
     ParentBeam,
-    gather_adjacent,
     search_parents,
     trace_lifetimes,
     initial_rows,
@@ -25,7 +24,7 @@ from rvnnbook.encoders.parent_beam import (
     parent_search,
     place_step,
     plan_pairs,
-    refresh_pairs,
+    merge_places,
 )
 from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.topk import EPSILON
@@ -226,25 +225,20 @@ def test_rows_at_the_beginning():
     encoder, (leaves, mask) = make(), batch_of([3, 1, 2], 0)
     with torch.no_grad():
         rows = initial_rows(parent_arena(encoder, leaves[mask], 20), mask)
-    assert rows.dtype == torch.float64
+    assert rows.dtype == torch.int64
     assert rows.tolist() == [[[1, 7, 0], [2, 8, 0], [3, 0, 0]], [[4, 0, 0], [0, 0, 0], [0, 0, 0]], [[5, 9, 0], [6, 0, 0], [0, 0, 0]]]
 
 
-def test_neighbours_of_a_place():
-    rows = torch.arange(1, 13).view(1, 2, 3, 2)
-    assert gather_adjacent(rows, torch.tensor([[1, 0, 1]]), torch.tensor([[0, 2, 1]]))[0].tolist() == [
-        [[0, 0], [7, 8], [9, 10]], [[3, 4], [5, 6], [0, 0]], [[7, 8], [9, 10], [11, 12]]]
-
-
 def test_only_the_pairs_beside_a_merge_are_new():
-    encoder, (leaves, mask) = make(), batch_of([4], 0)
+    encoder, (leaves, mask) = make(), batch_of([4, 4], 0)
     with torch.no_grad():
-        arena = parent_arena(encoder, leaves[mask], 9)
-        initial_rows(arena, mask)                                              # pairs at 5, 6, 7
-        rows = torch.tensor([[[[1, 5, 0], [6, -1, -1], [4, 0, 0]], [[5, -1, -1], [3, 7, 0], [4, 0, 0]]]]).double()
-        after = refresh_pairs(arena, rows, torch.tensor([[1, 0]]), 3)
-    assert arena.children(slice(8, arena.used)).tolist() == [[1, 6], [5, 3], [6, 4]]
-    assert after[0].tolist() == [[[1, 8, 3], [6, 10, 3], [4, 0, 0]], [[5, 9, 3], [3, 7, 0], [4, 0, 0]]]
+        arena = parent_arena(encoder, leaves[mask], 20)
+        rows = initial_rows(arena, mask)[:, None].expand(-1, 2, -1, -1)        # pairs at 9 to 14
+        rows = torch.stack([rows[:, 0], rows[:, 1] + torch.tensor([0, 0, 7])], 1)
+        after, ended = merge_places(arena, rows[1:], torch.tensor([[1, 0, 1]]), torch.tensor([[1, 0, 2]]), 3)
+    assert arena.children(slice(15, arena.used)).tolist() == [[5, 13], [6, 14], [12, 7], [13, 8]]
+    assert after[0].tolist() == [[[5, 15, 3], [13, 18, 3], [8, 0, 7]], [[12, 17, 3], [7, 14, 0], [8, 0, 0]], [[5, 12, 7], [6, 16, 3], [14, 0, 3]]]
+    assert ended[0].tolist() == [[[12, 7], [13, 7], [14, 7]], [[0, 0], [12, 0], [13, 0]], [[13, 7], [14, 7], [0, 7]]]
 
 
 def test_what_is_composed_is_linear():

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ..core import EncoderOutput, check_batch
 from .cells import GRC
 from .neighbors_linear import log_sums
-from .topk import EPSILON, choice_matrix, gumbel_noise, stochastic_topk
+from .topk import EPSILON, choice_matrix, gumbel_noise, masked_softmax
 
 # %% ../../nbs/implementations/tree_search.ipynb #7a840263
 def merge_pairs(
@@ -58,11 +58,13 @@ def propose_pairs(
     noise: Tensor | None = None,   # added for the choice only, (B, K, M-1)
 ) -> tuple[Tensor, Tensor]:        # scores of candidates, picked pairs, (B, K, min(width, M-1))
     "Let every hypothesis propose its best continuations (rir section 2)."
-    pairs = pairs[:, None].expand_as(logits)
-    logits = logits.masked_fill(~pairs, torch.finfo(logits.dtype).min)
-    shares, picks = stochastic_topk(logits, pairs, min(width, pairs.shape[-1]), noise)
-    candidates = scores[..., None] + (shares.gather(-1, picks) + EPSILON).log()
-    return candidates.masked_fill(~pairs.gather(-1, picks), -torch.inf), picks
+    missing = ~pairs[:, None]
+    logits = logits.masked_fill(missing, torch.finfo(logits.dtype).min)
+    ranks = logits if noise is None else (logits + noise).masked_fill(missing, -torch.inf)
+    picks = ranks.detach().sort(dim=-1, descending=True, stable=True).indices[..., :width]
+    shares = masked_softmax(logits, pairs[:, None]).gather(-1, picks)
+    candidates = scores[..., None] + (shares + EPSILON).log()
+    return candidates.masked_fill(missing.expand_as(logits).gather(-1, picks), -torch.inf), picks
 
 # %% ../../nbs/implementations/tree_search.ipynb #44ee4385
 def prune_beam(
@@ -108,8 +110,11 @@ def search_states(
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
     "Compose until every hypothesis is one node (rir section 2)."
     rows, whole, history = torch.arange(len(leaves), device=leaves.device), [], []
-    states, scores, counts = leaves[:, None], leaves.new_zeros(len(leaves), 1), lengths.tolist()
+    states, counts = leaves[:, None], lengths.tolist()
+    scores = leaves.new_zeros(len(leaves), 1, dtype=leaves.dtype if leaves.is_floating_point()
+                              else torch.float64)              # rows may be places of nodes
     longest = max(counts)
+    places = torch.arange(longest, device=leaves.device)
     for done in range(longest):
         if done + 1 in counts:                                 # some sentences have ended
             gone, going = (torch.tensor([at for at, n in enumerate(counts) if (n > done + 1) == on],
@@ -121,8 +126,7 @@ def search_states(
             counts = [n for n in counts if n > done + 1]
         states = states[:, :, :longest - done]
         if counts:
-            places = torch.arange(longest - done - 1, device=leaves.device)
-            pairs = places < lengths[:, None] - done - 1
+            pairs = places[done + 1:] < lengths[:, None]
             states, scores, picks, origins = step(states, scores, pairs)
             history.append((rows, scores.detach(), picks, origins))
     rows, roots, scores = (torch.cat(parts) for parts in zip(*whole))
@@ -509,10 +513,10 @@ class Arena:
     ):
         self.cell, self.describe, self.used = cell, describe, 1 + len(leaves)
         self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, describe(leaves)))
-        total, width = self.used + room, cell.w1.out_features
-        self.codes = torch.full((total,), -1, device=leaves.device)   # left child * total + right
-        self.table = self.codes.new_zeros(entries)     # where a pair was put last
-        self.kept = leaves.new_zeros(total, width, dtype=torch.bool) if dropped else None
+        self.places = torch.arange(total := self.used + room, device=leaves.device)
+        self.codes = torch.full_like(self.places, -1)      # left child * total + right
+        self.table, kept = self.codes.new_zeros(entries), (total, cell.w1.out_features)
+        self.kept = leaves.new_zeros(kept, dtype=torch.bool) if dropped else None
 
     def children(
         self,
@@ -529,13 +533,13 @@ class Arena:
     ) -> Tensor:               # places of their new parents, (R,)
         "Compose pairs into the next places."
         here, keep = slice(self.used, self.used + len(left)), None
-        below = [self.states.index_select(0, at) for at in (left, right)]
+        self.used, below = here.stop, self.states[torch.stack([left, right], 1)].flatten(1)
         if self.kept is not None:
             self.kept[here] = (keep := draw_kept(self.cell, len(left), self.states)) > 0
-        self.states[here] = made = self.cell.norm(grc_parts(self.cell, *below, keep)[-1])
+        self.states[here] = made = self.cell.norm(children_parts(self.cell, below, keep)[-1])
         self.notes[here] = self.describe(made)
-        self.codes[here], self.used = left * len(self.states) + right, here.stop
-        return torch.arange(here.start, here.stop, device=left.device)
+        torch.add(right, left, alpha=len(self.codes), out=self.codes[here])
+        return self.places[here]
 
 # %% ../../nbs/implementations/tree_search.ipynb #bfbe297b
 def find_pairs(
