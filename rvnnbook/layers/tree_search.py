@@ -4,11 +4,12 @@
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_step', 'search_states', 'steps_from_merges',
            'build_beam_trace', 'merges_of', 'choose_proposals', 'mark_repeated', 'active_counts', 'initial_scores',
            'encode_with_search', 'Search', 'make_arena', 'grc_parts', 'children_parts', 'draw_kept', 'scale_kept',
-           'make_nodes', 'blank_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back', 'trace_lineages',
-           'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'first_keys',
-           'next_keys', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
-           'collect_gradients', 'Replay', 'replay_parameters', 'replay', 'LineageScores', 'birth_steps', 'score_pairs',
-           'lineage_scores', 'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
+           'make_nodes', 'blank_log', 'write_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back',
+           'trace_lineages', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs',
+           'states_after', 'first_keys', 'next_keys', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives',
+           'activation_derivative', 'collect_gradients', 'Replay', 'replay_parameters', 'replay', 'LineageScores',
+           'birth_steps', 'score_pairs', 'lineage_scores', 'on_host', 'search_and_replay', 'kept_factors',
+           'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable
@@ -44,8 +45,9 @@ def merge_rows(
     beside: Tensor,        # scores of the pairs to either side, (R, 2)
 ) -> tuple[Tensor, Tensor]:    # rows (R, W + 1), scores (R, W)
     "Replace two nodes by one and remove the gap."
-    gap, behind = torch.arange(rows.shape[1] - 1, device=rows.device), pick + 1
-    gap, both = gap + (gap > behind), torch.cat([pick, behind], 1)
+    place = torch.arange(rows.shape[1] - 1, device=rows.device)
+    both = pick + place[:2]
+    gap, behind = place + (place > both[:, 1:]), both[:, 1:]
     rows = rows.gather(1, gap).scatter_(1, behind, places)
     return rows, logits.gather(1, gap[:, :-1]).scatter_(1, both, beside)
 
@@ -363,6 +365,20 @@ def blank_log(
                   arena.new_zeros(steps, batch, beam, encoder.grc.w1.out_features,
                                   dtype=torch.bool) if dropped else None)
 
+def write_log(
+    log: Search,           # from blank_log
+    counts: list[int],     # sentences that take part in each step
+    noted: list,           # of each step: around, parents, log Z of all hypotheses, (B', K, ...)
+) -> Search:               # the same, with these decisions
+    "Write the decisions of all steps, each kind at once."
+    if noted:
+        part = torch.arange(log.parents.shape[1]) < torch.tensor(counts)[:, None]
+        at = tuple(index.to(log.arena.device) for index in part.nonzero(as_tuple=True))
+        around, parents, norms = map(torch.cat, zip(*noted))
+        for box, values in zip(log[1:4], (around, parents, norms.gather(1, parents))):
+            box[at] = values
+    return log
+
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e5
 @torch.no_grad()
 def arena_search(
@@ -378,14 +394,15 @@ def arena_search(
     rows, logits = rows.repeat_interleave(beam, 0), logits.repeat_interleave(beam, 0)
     keys = leaf_keys(len(log.arena), arena.device) if encoder.distinct else None
     side, sentence = (torch.arange(n, device=leaves.device) for n in (4, batch))
-    first, places = (n * sentence[:, None] for n in (beam, arena.shape[1]))
-    places = places + log.roots.new_tensor(range(1 + width, 1 + width + beam))
-    for step, going in enumerate(active_counts(lengths)):
+    first, counts, noted = beam * sentence[:, None], active_counts(lengths), []
+    places = torch.arange(len(log.arena), device=leaves.device).view(batch, -1)[:, 1 + width:]
+    places = places.unflatten(1, (-1, beam)).transpose(0, 1).contiguous()      # (T, B, K)
+    for step, going in enumerate(counts):
         if going < len(scores):
             log.scores[going:len(scores)] = scores[going:]
             log.roots[going:len(scores)] = rows[beam * going:, 1].view(-1, beam)
         if not going:
-            return log
+            return write_log(log, counts, noted)
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
         held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
         parent, pick, scores, norms = choose_proposals(
@@ -397,12 +414,11 @@ def arena_search(
         nodes, beside = make_nodes(encoder, log.arena, around, keep, split)
         start = 1 + width + beam * step
         arena[:going, start:start + beam] = nodes.view(going, beam, -1)
-        new = (places[:going] + beam * step).view(-1, 1)
+        new = places[step, :going].view(-1, 1)
         if keys is not None:
             keys[new] = hash_pair(*keys[around[:, 1:3]].split(1, 1))
         rows, logits = merge_rows(rows, logits, pick, new, beside)
-        log.around[step, :going], log.parents[step, :going] = around.view(going, beam, 4), parent
-        log.norms[step, :going] = norms.gather(1, parent)
+        noted.append((around.view(going, beam, 4), parent, norms))
 
 # %% ../../nbs/implementations/tree_search.ipynb #dd2f3f1a
 def kept_units(
