@@ -5,6 +5,7 @@ import json
 import math
 import re
 import statistics
+import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from decimal import Decimal
@@ -20,12 +21,16 @@ from rvnnbook.lab.papers import FLOORS, OTHER_SETTINGS, PAPER_EPOCHS, PAPER_SETT
 from rvnnbook.lab.records import code_hashes, current_names
 from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab import verdicts
-from rvnnbook.lab.verdicts import (CAP, NEAR, QUEUE, RISE, VERDICTS, answer_row, floor_of,
-                                   has_learned, headline, how_ended, judge_number, last_digit, overview, queue_page, still_rising, asked_in_full, tolerance,
+from rvnnbook.lab.verdicts import (CAP, NEAR, RISE, VERDICTS, answer_row, floor_of,
+                                   has_learned, headline, how_ended, judge_number, last_digit, still_rising, asked_in_full, tolerance,
                                    trained_in_full, verdict_lines, verdict_notes, versus, waiting)
 from tests.records import make, paper_run
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "_ext"))
+import run_queue  # noqa: E402
+from run_queue import QUEUE, queue_page  # noqa: E402
+
 CODE = code_hashes(["rvnnbook.core"])
 spreads = st.one_of(st.none(), st.floats(0, 20))
 counts = st.integers(1, 30)
@@ -40,7 +45,8 @@ def run(accuracy, split="official", encoder="crvnn", experiment="listops", seed=
 def curves(monkeypatch):
     "Curves by seed, in the place of the traces of the clone."
     held = {}
-    monkeypatch.setattr(verdicts, "curve_of", lambda record: held.get(record["seed"], {}))
+    for module in (verdicts, run_queue):
+        monkeypatch.setattr(module, "curve_of", lambda record: held.get(record["seed"], {}))
     return held
 
 
@@ -406,9 +412,9 @@ def test_what_is_run_waits_no_more():
     done = make(experiment="logic", parameters={"encoder": "crvnn", "split": "none"}, metrics=metrics, modules=CODE)
     left = waiting([versus("crvnn.table2", [done])])["logic"]
     assert set(commands) - set(left) == {Way("logic", {"encoder": "crvnn"}).command("ops_7")}
-    counted = overview([versus("crvnn.table2", [done]), versus("crvnn.table4", []), versus("rir.table3", [])])
-    assert {paper: sum(told.values()) for paper, told in counted.items()} == {"crvnn": 19, "rir": 8}
-    assert counted["crvnn"]["smaller scale"] == 1 and counted["rir"]["not run"] == 8
+    counted = [versus("crvnn.table2", [done]).counts(), versus("crvnn.table4", []).counts(), versus("rir.table3", []).counts()]
+    assert sum(map(sum, (told.values() for told in counted[:2]))) == 19 and sum(counted[2].values()) == 8
+    assert sum(told["smaller scale"] for told in counted[:2]) == 1 and counted[2]["not run"] == 8
     older = run(.6, "official, listops_o_test", experiment="nested", parameters={"model": "BBT-GRC"})
     wanted = Way("length_generalization", {"model": "BBT-GRC"}, profile="paper").command("near_iid")
     assert wanted in waiting([versus("rir.table2_and_5", [older])])["length_generalization"], "an older run does not fill a row"
@@ -446,7 +452,7 @@ def test_the_queue_starts_with_three_seeds_of_the_headline_models():
 def test_the_page_of_the_queue_is_that_of_the_records():
     "Records may have been added since; what the page calls finished is finished, and its commands are those of the queue."
     page = (ROOT / "nbs" / "results" / "QUEUE.md").read_text()
-    now = {(line.split("`")[1]): line for line in queue_page().splitlines() if line.startswith("| ") and "`" in line}
+    now = {(line.split("`")[1]): line for line in queue_page(verdicts.read_records()).splitlines() if line.startswith("| ") and "`" in line}
     lines = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
     assert {line.split("`")[1] for line in lines} == set(now)
     for line in lines:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import statistics
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from rvnnbook.lab.settings import check_parameters, open_notebook, parse_value
 from rvnnbook.lab.papers import COLUMNS, REASONS, WAYS, Way, _read_way, way_of
 from rvnnbook.lab.records import current_names, read_records
 from rvnnbook.lab.tables import paper_table, paper_tables
-from rvnnbook.lab.verdicts import QUEUE
 from rvnnbook.registry import list_encoders
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = ROOT / "nbs" / "experiments"
+sys.path.insert(0, str(ROOT / "_ext"))
+from run_queue import QUEUE  # noqa: E402
+
 ROWS = [(name, row) for name in paper_tables() for row in paper_table(name).rows]
 NEW_WAYS = [(name, row, way) for name, row in ROWS if isinstance(way := way_of(name, row), Way)]
 ALL_WAYS = [(name, row, one) for name, row, way in NEW_WAYS for one in (way, *way.older)]      # and those that answer while the new have no run
