@@ -239,6 +239,7 @@ def _results(options):
     return (f"{len(records)} records in {' and '.join(written)}" if written
             else runs.results_table(records, options.mean, screen))
 
+# %% ../nbs/workshop/cli.ipynb #5d2f1c02
 def _merge(options):
     "Bring records in; what was refused is an error after that."
     from rvnnbook.lab.records import RecordError, merge_records
@@ -250,7 +251,6 @@ def _merge(options):
         raise RuntimeError("\n".join([*lines, "rejected:", *merged.refused]))
     return "\n".join(lines)
 
-# %% ../nbs/workshop/cli.ipynb #5d2f1c02
 def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
