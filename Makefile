@@ -18,11 +18,11 @@ help:  ## list the targets
 setup: .venv/ready  ## make .venv, with the package and all that the book needs
 
 book: .venv/ready  ## set up, execute the chapters that changed, build the site
-	@$(BIN)/rvnnbook book
+	@$(BIN)/python _ext/build.py
 
 chapter: .venv/ready  ## execute one chapter and build its page: make chapter NB=nbs/crvnn.ipynb
 	@test -n "$(NB)" || { echo "say which: make chapter NB=nbs/crvnn.ipynb" >&2; exit 2; }
-	@$(BIN)/rvnnbook book --chapter $(NB)
+	@$(BIN)/python _ext/build.py --chapter $(NB)
 
 test: book  ## judge the executed chapters, the package, the command line and the built site
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
@@ -37,7 +37,7 @@ epub: book  ## the same as an EPUB
 	@$(BIN)/python _ext/onefile.py epub
 
 export: .venv/ready  ## write the package from the notebooks and clean the notebooks
-	@$(BIN)/nbdev_export && $(BIN)/rvnnbook clean
+	@$(BIN)/nbdev_export && $(BIN)/python _ext/build.py clean
 
 lab: .venv/ready  ## open the notebooks in JupyterLab; saving never leaves outputs in them
 	@$(BIN)/jupyter lab --config=_ext/lab_config.py --notebook-dir=nbs $(LAB)

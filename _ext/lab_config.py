@@ -1,5 +1,9 @@
 """JupyterLab's settings for `make lab`: a notebook is saved as git keeps it, without outputs and without what the editor noted."""
-from rvnnbook.lab.book import clean_notebook
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from build import clean_notebook  # noqa: E402
 
 
 def clean_on_save(model, **_):

@@ -15,25 +15,19 @@ from pathlib import Path
 def parser() -> argparse.ArgumentParser:
     "The options that the command understands."
     top = argparse.ArgumentParser(
-        prog="rvnnbook", description="Build the book, rerun its experiments, install its data.")
+        prog="rvnnbook", description="Rerun the experiments of the book, install its data.")
     top.add_argument("--version", action="version",
                      version=f"%(prog)s {importlib.import_module('rvnnbook').__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     def command(name, meaning, epilog=None):
         return commands.add_parser(name, help=meaning, epilog=epilog,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    book = command("book", "execute the chapters that changed and build the site")
-    book.add_argument("--chapter", metavar="NOTEBOOK",
-                      help="run this chapter even if nothing changed")
-    book.add_argument("--jobs", type=int, metavar="N",
-                      help="chapters to run at once (default: one a core)")
     _add_run(command("run", "run an experiment chapter with parameters", STATUSES))
     _add_results(command("results", "show, check or merge records of experiments"))
     _add_bench(command("bench", "measure speed and memory"))
     _add_sweep(command("sweep", "make many runs from one file", SWEEP_STATUSES))
     _add_data(command("data", "list, install and check data"))
     command("encoders", "list the encoders by name")
-    command("clean", "take outputs and editors' notes out of the notebooks")
     return top
 
 def _add_flags(command, **meanings):
@@ -165,22 +159,8 @@ def obey(options: argparse.Namespace) -> str:          # what `parser` parsed; t
     if options.command == "sweep":
         from rvnnbook.lab.sweep import obey_sweep
         return obey_sweep(options)
-    return {"data": _data, "results": _results, "bench": _bench, "run": _run,
-            "book": _book, "clean": _clean}[options.command](options)
-
-def _book(options):
-    from rvnnbook.lab.book import BookError, find_root, make_book, pages
-    root = find_root()
-    chapter = options.chapter and os.path.relpath(options.chapter, root).removesuffix(".ipynb")
-    if chapter and chapter not in pages(root):
-        raise BookError(f"{options.chapter} is no chapter: _toc.yml names {', '.join(pages(root))}")
-    index = make_book(root, (chapter,) if chapter else (), options.jobs)
-    return f"open {index.parent / (chapter + '.html') if chapter else index}"
-
-def _clean(options):
-    from rvnnbook.lab.book import clean_source, find_root, sources, write_if_changed
-    changed = [path for path in sources(find_root()) if write_if_changed(path, clean_source(path))]
-    return f"{len(changed)} notebooks cleaned"
+    obey = {"data": _data, "results": _results, "bench": _bench, "run": _run}[options.command]
+    return obey(options)
 
 # %% ../nbs/workshop/cli.ipynb #bba4933b
 def _run(options):

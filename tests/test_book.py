@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rvnnbook.lab.book import check_drift, drift, is_fresh, pages, versions
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "_ext"))
+from build import check_drift, content_hash, drift, is_fresh, pages, published_page, run_time, versions  # noqa: E402
+
 BIN = Path(sys.executable).parent
 SOURCES = sorted((ROOT / "nbs").rglob("*.ipynb"))
 SOURCES = [path for path in SOURCES if ".ipynb_checkpoints" not in path.parts]
@@ -43,7 +44,7 @@ def test_a_source_notebook_is_clean_and_readable(path):
     assert len(exports) <= 1
     shown = json.dumps(notebook)
     for word in ("TODO", "FIXME", "nbdev_export()", "show_doc"):
-        assert word not in shown or path.stem == "book"
+        assert word not in shown
 
 
 def test_no_two_chapters_make_the_same_module():
@@ -104,6 +105,31 @@ def test_the_executed_chapter_is_complete_and_current(page):
                 assert not (output["output_type"] == "stream" and output["name"] == "stderr"), output["text"]
 
 
+# What a build decides and what it publishes
+
+def test_a_page_is_stale_once_a_missing_file_appears(tmp_path):
+    (tmp_path / "a.txt").write_text("alpha")
+    used = {str(tmp_path / name): content_hash(tmp_path / name) for name in ("a.txt", "missing.txt")}
+    (tmp_path / "record.json").write_text(json.dumps({"versions": versions(), "used": used}))
+    assert is_fresh(tmp_path / "record.json", versions()) and not is_fresh(tmp_path / "none.json", versions())
+    (tmp_path / "missing.txt").write_text("here after all")
+    assert not is_fresh(tmp_path / "record.json", versions())
+
+
+def test_a_published_page_tells_its_run_time_and_has_no_widgets(tmp_path):
+    cells = [{"lesson": 0.0, "imports": 2.0}, {"lesson": 0.25, "imports": 0.0}, {"lesson": 0.5, "imports": 0.0}]
+    assert "0.8 s of processor time for its lessons, 2.0 s for imports" in run_time({"cells": cells})
+    view, html = "application/vnd.jupyter.widget-view+json", "text/html"
+    shown = {"output_type": "display_data", "metadata": {}, "data": {view: {}, html: "<p>frames</p>"}}
+    (tmp_path / "ran.ipynb").write_text(json.dumps({"metadata": {"widgets": {}, "papermill": {}}, "cells": [
+        {"cell_type": "code", "metadata": {"papermill": {}}, "outputs": [shown]},
+        {"cell_type": "markdown", "metadata": {}, "source": ["<!-- run time -->"]}]}))
+    (tmp_path / "ran.json").write_text(json.dumps({"cells": cells}))
+    page = json.loads(published_page(tmp_path / "ran.ipynb"))
+    assert page["metadata"] == page["cells"][0]["metadata"] == {} and list(page["cells"][0]["outputs"][0]["data"]) == [html]
+    assert page["cells"][1]["source"] == run_time({"cells": cells})
+
+
 # A build that meets something broken
 
 def notebook(*sources):
@@ -127,13 +153,13 @@ def small_book(tmp_path):
     for name in ("first", "second"):
         (root / "nbs" / f"{name}.ipynb").write_text(notebook(("markdown", f"# {name}"), ("code", "6 * 7")))
     subprocess.run([BIN / "nbdev_export"], cwd=root, check=True)
-    subprocess.run([BIN / "rvnnbook", "clean"], cwd=root, check=True)
+    subprocess.run([sys.executable, root / "_ext" / "build.py", "clean"], check=True)
     return root
 
 
 def build(root, *words):
     env = {name: value for name, value in os.environ.items() if not name.startswith("RVNNBOOK_")}
-    return subprocess.run([BIN / "rvnnbook", "book", *words], cwd=root, capture_output=True, text=True, env=env)
+    return subprocess.run([sys.executable, root / "_ext" / "build.py", *words], cwd=root, capture_output=True, text=True, env=env)
 
 
 def edit(path, old, new):
@@ -169,6 +195,9 @@ def test_a_broken_book_is_never_green(small_book):
     assert done.returncode == 0 and "[1/1] nbs/second" in done.stdout, done.stderr
     assert Path(done.stdout.strip().splitlines()[-1].removeprefix("open ")) == site / "_build" / "html" / "nbs" / "second.html"
 
+    done = build(small_book, "--chapter", "nbs/none.ipynb")
+    assert done.returncode == 1 and "nbs/none.ipynb is no chapter" in done.stderr and done.stderr.count("\n") == 1
+
     edit(small_book / "nbs" / "first.ipynb", "6 * 7", "6 * 8")
     done = build(small_book)
     assert done.returncode == 0 and re.findall(r"\] (nbs/\w+)", done.stdout) == ["nbs/first"]
@@ -179,7 +208,7 @@ def test_drift_stops_the_build_and_names_the_remedy(small_book):
     module = small_book / "rvnnbook" / "stray.py"
     module.write_text("x = 1\n")
     done = build(small_book)
-    assert done.returncode == 1 and done.stderr == "rvnnbook: rvnnbook/stray.py differs from its notebook: run `make export`\n"
+    assert done.returncode == 1 and done.stderr == "build: rvnnbook/stray.py differs from its notebook: run `make export`\n"
     module.unlink()
     first = small_book / "nbs" / "first.ipynb"
     edit(first, '"outputs": []', '"outputs": [{"name": "stdout", "output_type": "stream", "text": "hm"}]')
@@ -189,7 +218,7 @@ def test_drift_stops_the_build_and_names_the_remedy(small_book):
     assert not (small_book / "build" / "executed").exists()
     with pytest.raises(Exception, match="holds outputs"):
         check_drift(small_book)
-    cleaned = subprocess.run([BIN / "rvnnbook", "clean"], cwd=small_book, capture_output=True, text=True)
+    cleaned = build(small_book, "clean")
     assert cleaned.stdout == "1 notebooks cleaned\n" and drift(small_book) == []
 
 
@@ -202,7 +231,8 @@ from time import process_time
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from traitlets.config import Config
 config = Config()
-exec(Path(sys.argv[1], "_ext", "lab_config.py").read_text(), {"get_config": lambda: config})
+settings = Path(sys.argv[1], "_ext", "lab_config.py")
+exec(settings.read_text(), {"get_config": lambda: config, "__file__": str(settings)})
 manager = FileContentsManager(root_dir=sys.argv[2], config=config)
 for path in sorted(Path(sys.argv[2]).rglob("*.ipynb")):
     name = str(path.relative_to(sys.argv[2]))

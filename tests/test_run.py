@@ -215,14 +215,12 @@ def test_plain_papermill_meets_the_same_gate(small, tmp_path):
 
 def test_other_commands_refuse_in_one_line(tmp_path):
     (tmp_path / "bad.tsv").write_text("3\t[MAX 1 2 ]\n")
-    for words, status, said in ((("book",), 1, "no book here"), (("data", "add", "listops", "none.tsv"), 2, "none.tsv"),
+    for words, status, said in ((("data", "add", "listops", "none.tsv"), 2, "none.tsv"),
                                 (("data", "add", "listops", "bad.tsv"), 2, "bad.tsv:1")):
         done = run(*words, cwd=tmp_path)
         assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert files(tmp_path) == ["bad.tsv"]
     assert run("nonsense", cwd=tmp_path).returncode == 2
-    done = run("book", "--chapter", "nbs/none.ipynb", cwd=ROOT)
-    assert done.returncode == 1 and "nbs/none.ipynb is no chapter" in done.stderr and done.stderr.count("\n") == 1
     names = run("encoders", cwd=tmp_path).stdout.split()
     assert {"rvnn", "tree_lstm", "lstm", "bilstm"} <= set(names) and names == sorted(set(names))
 
