@@ -289,8 +289,8 @@ def _bench(options):
     profile = ("paper" if options.device == "cuda" else "cpu") if options.record else None
     show = lambda line: print(line, file=sys.stderr, flush=True)
     if options.subject == "efficiency":
-        from rvnnbook.lab.efficiency import EFFICIENCY, efficiency_lines
-        metrics = bench(EFFICIENCY, settings, profile, show)
+        from rvnnbook.lab.bench import efficiency_lines
+        metrics = bench("efficiency", settings, profile, show)
         return as_text(f"A step of training, width {options.dim}", efficiency_lines(metrics), [])
     metrics = bench(options.subject, settings, profile, show)
     return as_text(f"A step of {options.subject}, width {options.dim}", bench_lines(metrics),

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.data.listops import evaluate
-from rvnnbook.lab import bench as harness, efficiency as module
-from rvnnbook.lab.bench import BenchError, bench, bench_record, completed_measurement
-from rvnnbook.lab.efficiency import (EFFICIENCY, RANGES, by_range, check_efficiency, compare_encoders, draw_range, efficiency_lines, first_step, fresh_steps,
-                                     known_entrants, make_entrant, pareto_front, recorded_efficiency, split_metric, train_steps)
+from rvnnbook.lab import bench as module
+from rvnnbook.lab.bench import (RANGES, BenchError, bench, bench_record, by_range, check_efficiency, compare_encoders, completed_measurement, draw_range,
+                                efficiency_lines, first_step, fresh_steps, pareto_front, recorded_efficiency, split_metric, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
+from rvnnbook.lab.subjects import LITERAL, known_entrants, make_entrant
 from rvnnbook.registry import list_encoders
 
 SHORT = ["[MAX 2 9 ]", "[SM 1 [MIN 3 4 ] 5 ]"]
@@ -31,7 +31,7 @@ def test_everyone_can_take_part(name):
     assert found["memory_mb"] >= 0 and all(map(math.isfinite, found.values()))
 
 
-@pytest.mark.parametrize("name", sorted(module.LITERAL))
+@pytest.mark.parametrize("name", sorted(LITERAL))
 def test_literal_forms_compute_the_same(name):
     written = make_entrant(f"{name}, literal", 8).double().eval()
     if name == "rir_ebt_grc":
@@ -90,27 +90,27 @@ def test_who_had_no_memory_is_spared():
 
 
 def test_settings():
-    settings = completed_measurement(EFFICIENCY, {"limit": None})[1]
+    settings = completed_measurement("efficiency", {"limit": None})[1]
     assert settings["encoders"] == known_entrants() and settings["limit"] == math.inf
     assert settings["ranges"] == RANGES and set(list_encoders()) < set(known_entrants())
     for wrong, words in (({"encoders": ["crvn"]}, "unknown encoder 'crvn'"), ({"samples": 0}, "at least one"),
                          ({"ranges": [(9, 5)]}, r"in order, got \(9, 5\)"), ({"ranges": [(2, 5)]}, "3 or more"),
                          ({"device": "tpu"}, "got 'tpu'"), ({"length": 5}, "unknown settings length")):
         with pytest.raises(ValueError, match=words):
-            completed_measurement(EFFICIENCY, wrong)
+            completed_measurement("efficiency", wrong)
     with pytest.raises(ValueError, match="at least one"):
         check_efficiency(dict(encoders=[], ranges=RANGES, samples=1, device="cpu"))
 
 
 def test_kept_also_when_interrupted(tmp_path, monkeypatch):
-    monkeypatch.setattr(harness, "results_folder", lambda profile: tmp_path)
+    monkeypatch.setattr(module, "results_folder", lambda profile: tmp_path)
     def broken(task):
         if task["name"] == "lstm":
             raise KeyboardInterrupt
         return train_steps(**task)
     monkeypatch.setitem(compare_encoders.__kwdefaults__, "one", broken)
     with pytest.raises(KeyboardInterrupt):
-        bench(EFFICIENCY, dict(encoders=["bilstm", "lstm"], ranges=[(4, 6)], samples=2, dim=8), "cpu")
+        bench("efficiency", dict(encoders=["bilstm", "lstm"], ranges=[(4, 6)], samples=2, dim=8), "cpu")
     record, = read_records("bench_efficiency", folder=tmp_path)
     assert list(record["metrics"]) == ["4 to 6 tokens, bilstm"] and record["metrics"]["4 to 6 tokens, bilstm"]["count"] == 2
     assert record["parameters"]["encoders"] == "bilstm; lstm" and record["parameters"]["ranges"] == "4-6"
@@ -119,7 +119,7 @@ def test_kept_also_when_interrupted(tmp_path, monkeypatch):
 def test_later_records_replace_lines(monkeypatch):
     def record(name, seconds):
         metrics = {f"4 to 6 tokens, {name}": {"seconds": seconds, "memory_mb": 1.0, "count": 1}}
-        return bench_record(EFFICIENCY, metrics, dict(encoders=[name], ranges=[(4, 6)], samples=1), code_hashes(), 1.0)
+        return bench_record("efficiency", metrics, dict(encoders=[name], ranges=[(4, 6)], samples=1), code_hashes(), 1.0)
     kept = [record("lstm", 1.0), record("bilstm", 2.0), record("lstm", 3.0)]
     monkeypatch.setattr(module, "read_records", lambda name: kept)
     metrics, about = recorded_efficiency()
