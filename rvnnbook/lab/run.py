@@ -49,11 +49,7 @@ class LockHeld(RuntimeError):
 
 class StatusError(RuntimeError):
     "An error that ends the command with an exit status."
-    def __init__(
-        self,
-        message: str,        # in one line
-        status: int,         # not 0
-    ):
+    def __init__(self, message: str, status: int):    # message: in one line; status: not 0
         super().__init__(message)
         self.status = status
 
@@ -91,9 +87,7 @@ def hold(
     os.pwrite(file, f"{process or os.getpid()} {platform.node()}".encode(), 0)
     return file
 
-def holder(
-    path: Path,            # a lock
-) -> int | None:           # None: it is free; 0: a process of another machine has it
+def holder(path: Path) -> int | None:    # None: it is free; 0: a process of another machine has it
     "The process that holds a lock."
     if not Path(path).exists():
         return None
@@ -168,10 +162,7 @@ def _send(**event):
         sys.stdout.flush()
         os.write(1, f"{MARK}{json.dumps(event)}\n".encode())
 
-def begin_cell(
-    number: int,           # from 1
-    text: str,             # its source
-):
+def begin_cell(number: int, text: str):    # number: from 1; text: its source
     "Report a cell; no cell begins after a request to stop."
     if _process.stopping:
         raise KeyboardInterrupt
@@ -183,9 +174,7 @@ def end_cell():
     _send(cell=_process.cell, seconds=round(time.monotonic() - _process.began, 3))
     _process.cell = None
 
-def tagged_cells(
-    notebook: dict,                # an experiment notebook as JSON data
-) -> list[tuple[int, str]]:        # number and source
+def tagged_cells(notebook: dict) -> list[tuple[int, str]]:    # number and source
     "The cells that form the script."
     return [(number, "".join(cell["source"])) for number, cell in enumerate(notebook["cells"], 1)
             if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", [])]
@@ -403,12 +392,9 @@ def _wrote_checkpoint(since):
                for path in folder.rglob("step-*"))
 
 def train_and_render(
-    source: str,           # the notebook
-    target: str,           # its executed copy
-    parameters: dict,      # by name
-    train: bool,           # run the tagged cells as a script
-    page: bool,            # execute the notebook
-    about: dict,           # written into the executed copy
+    source: str, target: str, parameters: dict,    # the notebook; its executed copy; by name
+    train: bool, page: bool,    # run the tagged cells as a script; execute the notebook
+    about: dict,    # written into the executed copy
 ):
     "Train in this process, then render the page, where the training cells load the checkpoint."
     if train and _has_unfinished(run_cells(source, parameters)):
@@ -479,9 +465,7 @@ def _start_child(code, given, locks=()):
     return child
 
 # %% ../../nbs/workshop/run.ipynb #01d66a88
-def find_descendants(
-    known: set,            # of psutil.Process
-) -> set:                  # those that have not ended, and all their descendants
+def find_descendants(known: set) -> set:    # those that have not ended, and all their descendants
     "Extend a set of processes by their descendants, and remove those that have ended."
     import psutil
     found = set()

@@ -16,9 +16,7 @@ from types import SimpleNamespace
 class ParameterError(ValueError):
     "An unknown parameter, or a value of the wrong type or out of range."
 
-def describe(
-    allowed,               # range, (low, high), set, or a regular expression
-) -> str:                  # in words
+def describe(allowed) -> str:    # range, (low, high), set, or a regular expression -> in words
     "The values that a parameter takes, for error messages."
     if isinstance(allowed, range):
         return f"a whole number from {allowed.start} to {allowed.stop - 1}"
@@ -47,10 +45,8 @@ def check_value(
 
 # %% ../../nbs/workshop/settings.ipynb #aa543098
 def unknown_name(
-    kind: str,                 # "parameter" or "setting"
-    name: str,                 # that is not known
-    known,                     # names
-) -> str:                      # the error message
+    kind: str, name: str, known,    # "parameter" or "setting"; that is not known; names
+) -> str:    # the error message
     "Report an unknown name with the closest known one."
     close = difflib.get_close_matches(name, known, 1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -84,9 +80,7 @@ def strict(
     return SimpleNamespace(**checked)
 
 # %% ../../nbs/workshop/settings.ipynb #19f35542
-def open_notebook(
-    source: Path,                  # an experiment notebook
-) -> dict:                         # as JSON data
+def open_notebook(source: Path) -> dict:    # an experiment notebook -> as JSON data
     "Read a notebook; a missing file is reported with the path of a notebook of that name."
     try:
         notebook = json.loads(Path(source).read_text())
@@ -124,9 +118,7 @@ def check_parameters(
     return names["run"]
 
 # %% ../../nbs/workshop/settings.ipynb #49374015
-def parse_value(
-    text: str,                     # as typed on a command line
-):                                 # the literal it denotes, else the text itself
+def parse_value(text: str):    # the literal it denotes, else the text itself
     "Read `300`, `1e-3`, `True` or `None` as Python does, anything else as text."
     try:
         return ast.literal_eval(text)
