@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.run import MARK, Limits, end_processes, execute, find_descendants, run_path, strip_directives, supervise
+from rvnnbook.lab.run import MARK, Limits, end_processes, execute, find_descendants, hold, holder, run_path, strip_directives, supervise
 from rvnnbook.lab.settings import ParameterError, check_parameters, check_value, open_notebook, parameter_lines, parse_value, strict
 from tests.faults import make_clone
 from tests.helpers import JUPYTER, without
@@ -463,7 +463,7 @@ def test_a_refused_run_leaves_no_log(job):
 
 def test_a_notebook_is_kept_with_its_environment_and_its_log(job):
     status, said, complained = finish(begin(job, "--profile", "cpu"))
-    assert status == 0, complained
+    assert status == 0, (complained, said, [path.read_text() for path in (job / "runs").glob("*.log")])
     target = job / said.splitlines()[-1].removeprefix("done: ")
     about = json.loads(target.read_text())["metadata"]["run"]
     log = log_of(job)
@@ -602,6 +602,22 @@ def test_a_run_ends_when_its_supervisor_is_killed(plainly, job):
         time.sleep(.01)
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL         # the fixture waits until nobody is left
+
+
+def test_a_look_at_a_lock_does_not_end_a_run(tmp_path):
+    "`rvnnbook sweep --status` takes a free lock for a moment."
+    path, looking = tmp_path / "x.lock", True
+    def look():
+        while looking:
+            holder(path)
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(200):
+            os.close(hold(path))
+    finally:
+        looking = False
+        thread.join()
 
 
 def test_one_run_at_a_time(job):

@@ -49,7 +49,7 @@ class LockHeld(RuntimeError):
 
 class StatusError(RuntimeError):
     "An error that ends the command with an exit status."
-    def __init__(self, message: str, status: int):    # message: in one line; status: not 0
+    def __init__(self, message: str, status: int):     # in one line; not 0
         super().__init__(message)
         self.status = status
 
@@ -58,10 +58,8 @@ class NotebookError(RuntimeError):
     status = RAISED
 
 # %% ../../nbs/workshop/run.ipynb #3f4dbd0e
-def try_lock(
-    path: Path,            # a file, made if it is not there, and never removed
-) -> int | None:           # the open file, which holds the lock; None if another process does
-    "Take a lock if it is free; it lasts until every process that has the file open has closed it."
+def try_lock(path: Path) -> int | None:    # a file, made if it is not there, and never removed
+    "Take a lock if it is free: the open file; the lock ends when every process has closed it."
     from filelock import lock_descriptor
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     file, held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
@@ -74,20 +72,18 @@ def try_lock(
         if not held:
             os.close(file)
 
-def hold(
-    path: Path,                    # a file, made if it is not there, and never removed
-    what: str = "run",             # the locked thing, for the error message
-    process: int | None = None,    # to be named in the file; this one if not given
-) -> int:                          # the open file; the lock ends when every process has closed it
+def hold(path: Path, what: str = "run", process: int | None = None) -> int:    # to be named in it
     "Take a lock and write process and machine into it; raise LockHeld if it is taken."
-    file = try_lock(path)
-    if file is None:
-        holding = path.read_text().partition(" ")[0] or "another process"
-        raise LockHeld(f"this {what} is locked by process {holding} ({path})")
+    end = time.monotonic() + .5            # `holder` takes a free lock, too, but only for a moment
+    while (file := try_lock(path)) is None:
+        if time.monotonic() > end:
+            holding = path.read_text().partition(" ")[0] or "another process"
+            raise LockHeld(f"this {what} is locked by process {holding} ({path})")
+        time.sleep(.02)
     os.pwrite(file, f"{process or os.getpid()} {platform.node()}".encode(), 0)
     return file
 
-def holder(path: Path) -> int | None:    # None: it is free; 0: a process of another machine has it
+def holder(path: Path) -> int | None:  # None: it is free; 0: a process of another machine has it
     "The process that holds a lock."
     if not Path(path).exists():
         return None
@@ -102,8 +98,7 @@ _process = SimpleNamespace(    # state of the process that runs the cells
     supervised=False, supervisor=None, locks=None, stopping=False, cell=None, began=0.0)
 
 def run_folder(
-    experiment: str,               # its name
-    run: SimpleNamespace,          # its checked parameters
+    experiment: str, run: SimpleNamespace,     # its name; its checked parameters
     free: tuple[str, ...] = (),    # names of parameters that may change while the run goes on
 ) -> Path | None:                  # need not exist; None in the smoke profile, which keeps nothing
     "The folder of a run's checkpoints; it follows from the experiment and its parameters."
@@ -119,31 +114,24 @@ def _named(experiment, settings):
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return f"{experiment}-{settings['profile']}-{digest}"
 
-def run_path(
-    source: Path,                  # the notebook
-    run: SimpleNamespace,          # its checked parameters
-) -> Path:                         # of the executed copy
-    "A file name that follows from the notebook and its parameters."
+def run_path(source: Path, run: SimpleNamespace) -> Path:      # a notebook, its checked parameters
+    "The file name of the executed copy."
     folder = "build/runs" if run.profile == "smoke" else os.environ.get("RVNNBOOK_RUNS", "runs")
     return Path(folder) / f"{_named(Path(source).stem, vars(run))}.ipynb"
 
 # %% ../../nbs/workshop/run.ipynb #3db7f1c2
 SITTING = ("minutes", "measure_now")       # parameters that records do not contain
 
-def run_identity(
-    experiment: str,               # its name
-    run: SimpleNamespace,          # its checked parameters
-) -> str:
+def run_identity(experiment: str, run: SimpleNamespace) -> str:    # name; checked parameters
     "The identity that the record of a run has."
     kept = {name: value for name, value in vars(run).items() if name not in SITTING}
     return identity(experiment, kept, kept.get("seed", 0))
 
 def recorded_runs(
-    experiment: str,             # the path of its notebook, or its name
-    names: Iterable[str],        # its parameters
-    folder: Path | None = None,  # of the results; nbs/results of this clone if not given
-) -> set[str]:                   # identities
-    "The runs of an experiment that have a record of a finished training."
+    experiment: str, names: Iterable[str],     # the path of its notebook, or its name; parameters
+    folder: Path | None = None,                # of the results; nbs/results of this clone
+) -> set[str]:
+    "Identities of the runs of an experiment that have a record of a finished training."
     name, names = Path(experiment).stem, set(names) - set(SITTING)
     try:
         records, _ = scan(Path(folder or results_folder()) / f"{name}.jsonl")
@@ -180,10 +168,7 @@ def tagged_cells(notebook: dict) -> list[tuple[int, str]]:    # number and sourc
             if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", [])]
 
 # %% ../../nbs/workshop/run.ipynb #085a23e5
-def run_cells(
-    source: Path,                  # an experiment notebook
-    parameters: dict,              # by name; the others keep their defaults
-) -> dict:                         # the names that its cells defined
+def run_cells(source: Path, parameters: dict) -> dict:     # a notebook; by name -> its names
     "Run the cells tagged `run` in this process: no kernel, no figures, no executed copy."
     notebook = open_notebook(source)
     names = {"run": check_parameters(notebook, parameters)}
@@ -201,10 +186,8 @@ def run_cells(
 TAGS = {"hide": "remove-cell", "default_exp": "remove-cell",
         "hide_input": "remove-input", "hide_output": "remove-output"}
 
-def strip_directives(
-    notebook: dict,        # a notebook as JSON data
-) -> dict:                 # a new one without `#|` lines; a notebook without any comes back equal
-    "Remove the exporter's directives, turning those about the page into cell tags."
+def strip_directives(notebook: dict) -> dict:      # JSON data; one without `#|` comes back equal
+    "A notebook without the exporter's directives; those about the page become cell tags."
     cells = []
     for cell in notebook["cells"]:
         lines = "".join(cell["source"]).splitlines(keepends=True)
@@ -218,11 +201,7 @@ def strip_directives(
     return {**notebook, "cells": cells}
 
 # %% ../../nbs/workshop/run.ipynb #1ae46738
-def record_dependencies(
-    log: str,                  # file to write, JSON
-    folders: list[str],        # files below these are recorded
-    skipped: list[str],        # except below these
-):
+def record_dependencies(log: str, folders: list[str], skipped: list[str]):     # JSON file; below
     "Runs inside a kernel: record after every cell the files it read and its processor time."
     import builtins, json, os, sys, time
     from IPython import get_ipython
@@ -294,17 +273,17 @@ def _silent_kernel():
         os.close(saved)
         os.close(null)
 
-# %% ../../nbs/workshop/run.ipynb #affc62a3
+# %% ../../nbs/workshop/run.ipynb #2f393b5b
 def _first_line(root, log):
     "What a kernel runs before the first cell; it runs in another folder."
     for name, default in (("RVNNBOOK_DATA", "data"), ("RVNNBOOK_RUNS", "runs")):
         os.environ[name] = os.path.abspath(os.environ.get(name, default))
     outside = "build runs .venv .git .jupyter node_modules".split()
+    root = Path(root).resolve()
     words = str(log), [str(root), os.environ["RVNNBOOK_DATA"]], [str(root / n) for n in outside]
     return (f"{inspect.getsource(record_dependencies)}\nrecord_dependencies(*{words!r})\n"
             "del record_dependencies")
 
-# %% ../../nbs/workshop/run.ipynb #2f393b5b
 def _execute_in_kernel(staged, partial, parameters, folder, line, options):
     "Have papermill run a notebook; a kernel that does not start is started once more."
     import papermill
@@ -321,41 +300,34 @@ def _execute_in_kernel(staged, partial, parameters, folder, line, options):
                 raise
             run()
 
-def _stage(source, staged, about):
-    "Write a notebook without directives to another file, and return it."
-    notebook = strip_directives(json.loads(source.read_text()))
-    notebook["metadata"] = {**notebook["metadata"], **({"run": about} if about else {})}
-    staged.write_text(json.dumps(notebook))
-    return notebook
-
 # %% ../../nbs/workshop/run.ipynb #f7267b07
 def execute(
     source: Path,                      # the notebook
     target: Path,                      # its executed copy; target.json lists its dependencies
     parameters: dict | None = None,    # injected behind the parameters cell
     root: Path | None = None,          # folder of its dependencies; its own if not given
-    about: dict | None = None,         # in a run: written into the executed copy
-    recorded: bool = False,            # in a run: its tagged cells have run as a script
+    about: dict | None = None, recorded: bool = False,     # in a run: metadata; cells have run
 ) -> dict:                             # {"files", "cells", "seconds"}
     "Run a notebook in a fresh kernel and keep the executed copy."
     from papermill.exceptions import PapermillExecutionError
-    source, target = Path(source).resolve(), Path(target).resolve()
-    root, start = Path(root or source.parent).resolve(), time.perf_counter()
+    source, target, start = Path(source).resolve(), Path(target).resolve(), time.perf_counter()
     target.parent.mkdir(parents=True, exist_ok=True)
     staged, partial, log = scratch = [target.with_name(f".{target.name}.{kind}") for kind in
                                       ("staged.ipynb", "partial.ipynb", "json")]
-    notebook = _stage(source, staged, about)
-    script = 0 if recorded else len(tagged_cells(notebook)) or None
+    notebook = strip_directives(json.loads(source.read_text()))
+    notebook["metadata"] = {**notebook["metadata"], **({"run": about} if about else {})}
+    staged.write_text(json.dumps(notebook))
     failures, failed = [], target.with_suffix(".failed.ipynb")
+    report = _report_cells(0 if recorded else len(tagged_cells(notebook)) or None, failures)
     try:
         try:
-            _execute_in_kernel(staged, partial, parameters, source.parent, _first_line(root, log),
-                               _report_cells(script, failures) if about else {})
+            _execute_in_kernel(staged, partial, parameters, source.parent,
+                               _first_line(root or source.parent, log), report if about else {})
         except PapermillExecutionError:
             if not failures:
                 raise
-            print("The run is complete, but checks on its page failed: "
-                  f"{'; '.join(failures)}.", flush=True)
+            print(f"The run is complete, but checks on its page failed: {'; '.join(failures)}.",
+                  flush=True)
         record = {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
         os.replace(partial, target)
     except PapermillExecutionError as error:
@@ -372,6 +344,10 @@ def execute(
 
 # %% ../../nbs/workshop/run.ipynb #f0050d54
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+def _handle_signals(handler):
+    for number in SIGNALS:
+        signal.signal(number, handler)
 
 def _interrupt_cell(number, frame):
     "Signal handler: interrupt the current cell, once; no further cell begins."
@@ -405,10 +381,7 @@ def train_and_render(
         execute(source, target, parameters, about=about, recorded=train)
 
 # %% ../../nbs/workshop/run.ipynb #64bfa42a
-def perform(
-    code: str,             # Python
-    given: dict,           # name -> value, JSON data
-) -> dict:                 # status, message and more
+def perform(code: str, given: dict) -> dict:       # Python; name -> value -> status, message, more
     "Run Python source and report how it ended."
     started = time.time()
     try:
@@ -433,8 +406,7 @@ def perform(
 def work():
     "Entry point of the child: run a task, and report how it ended."
     task = json.loads(sys.stdin.readline())
-    for number in SIGNALS:
-        signal.signal(number, _interrupt_cell)
+    _handle_signals(_interrupt_cell)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)            # Ray's workers block SIGINT
     pipe, null = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)                                   # a cell that reads finds an empty file
@@ -443,8 +415,7 @@ def work():
     _process.supervised, _process.supervisor, _process.locks = True, os.getppid(), {}
     threading.Thread(target=_end_with_supervisor, args=(pipe,), daemon=True).start()
     end = perform(**task)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    _handle_signals(signal.SIG_IGN)
     _send(**end)
 
 def _end_with_supervisor(pipe):
@@ -475,10 +446,7 @@ def find_descendants(known: set) -> set:    # those that have not ended, and all
                 found |= {process, *process.children(recursive=True)}
     return found
 
-def end_processes(
-    known: set,            # of psutil.Process
-    spared: int = 0,       # the number of a process to keep
-):
+def end_processes(known: set, spared: int = 0):    # of psutil.Process; a number to keep
     "Kill processes and all their descendants."
     import psutil
     for _ in range(200):
@@ -678,9 +646,6 @@ def collect_signals():     # list of (number, time), filled while in the block
         for number, handler in before.items():
             signal.signal(number, handler)
 
-# %% ../../nbs/workshop/run.ipynb #e3cb3508
-TASK = "from rvnnbook.lab.run import train_and_render; train_and_render(**task)"
-
 # %% ../../nbs/workshop/run.ipynb #b31761f4
 def run_experiment(
     source: Path,                  # an experiment notebook
@@ -724,10 +689,11 @@ def run_experiment(
     return ending, target
 
 # %% ../../nbs/workshop/run.ipynb #3fb5d0c6
+TASK = "from rvnnbook.lab.run import train_and_render; train_and_render(**task)"
+
 def _perform_here(task, rank):
     "Run a task in this process, one of several that train one model; only rank 0 locks and prints."
-    for number in SIGNALS:
-        signal.signal(number, _interrupt_cell)
+    _handle_signals(_interrupt_cell)
     if rank == 0:
         _process.locks = {}
     else:
