@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rvnnbook.data.listops import evaluate
 from rvnnbook.lab import bench as module
 from rvnnbook.lab.bench import (RANGES, BenchError, bench, bench_record, by_range, check_efficiency, compare_encoders, completed_measurement, draw_range,
-                                efficiency_lines, first_step, fresh_steps, pareto_front, recorded_efficiency, split_metric, train_steps)
+                                efficiency_lines, first_step, fresh_steps, pareto_front, recorded_bench, split_metric, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.lab.subjects import LITERAL, known_entrants, make_entrant
 from rvnnbook.registry import list_encoders
@@ -122,7 +122,7 @@ def test_later_records_replace_lines(monkeypatch):
         return bench_record("efficiency", metrics, dict(encoders=[name], ranges=[(4, 6)], samples=1), code_hashes(), 1.0)
     kept = [record("lstm", 1.0), record("bilstm", 2.0), record("lstm", 3.0)]
     monkeypatch.setattr(module, "read_records", lambda name: kept)
-    metrics, about = recorded_efficiency()
+    metrics, about = recorded_bench("efficiency")
     assert by_range(metrics, "lstm", "seconds") == {(4, 6): 3.0} and by_range(metrics, "bilstm", "seconds") == {(4, 6): 2.0}
     assert len(about) == 1 and "Width 128" in about[0]
 

@@ -6,7 +6,7 @@ __all__ = ['NO_ROOM', 'CALL', 'SAME', 'RANGES', 'fresh_steps', 'memory_level', '
            'gap', 'apart', 'summarize', 'cases', 'forms_of', 'by_length', 'ratio', 'bench_lines', 'last_two', 'growth',
            'agreement', 'compare_forms', 'grown', 'findings', 'draw_range', 'first_step', 'train_steps',
            'check_efficiency', 'compare_encoders', 'split_metric', 'by_range', 'efficiency_lines', 'pareto_front',
-           'completed_measurement', 'bench_record', 'bench', 'recorded_bench', 'recorded_efficiency']
+           'completed_measurement', 'bench_record', 'bench', 'recorded_bench']
 
 # %% ../../nbs/workshop/bench.ipynb #e34a5204
 import gc
@@ -630,22 +630,15 @@ def bench(
     return metrics
 
 # %% ../../nbs/workshop/bench.ipynb #422dd3ca
-def recorded_bench(subject: str, ragged: bool = False) -> tuple[dict, list[str]]:  # of SUBJECTS
-    "Metrics of the last record of ragged batches or others, and a sentence about their origin."
+def recorded_bench(subject: str, ragged: bool = False) -> tuple[dict, list[str]]:  # as in bench
+    "Recorded metrics, of ragged batches or others, and a sentence about their origin."
     from rvnnbook.lab.tables import provenance
-    last = [record for record in select(read_records(f"bench_{subject}"), profile="cpu")
-            if record["parameters"].get("ragged", False) == ragged][-1:]
-    if not last:
-        return {}, ["There is no record yet."]
-    return last[0]["metrics"], [f"Width {last[0]['parameters']['dim']}; {provenance(last)}; "
-                                f"{last[0]['rule']}; {last[0]['threads']} thread(s)."]
-
-def recorded_efficiency() -> tuple[dict, list[str]]:   # metrics; where they come from, a sentence
-    "Costs of all encoders by their last records."
-    from rvnnbook.lab.tables import provenance
-    records = select(read_records("bench_efficiency"), profile="cpu")
-    metrics = {split: found for record in records for split, found in record["metrics"].items()}
+    records = [record for record in select(read_records(f"bench_{subject}"), profile="cpu")
+               if record["parameters"].get("ragged", False) == ragged]
+    records = records if subject == "efficiency" else records[-1:]
     if not records:
         return {}, ["There is no record yet."]
-    told = "; ".join(dict.fromkeys(provenance([record]) for record in records))
-    return metrics, [f"Width {records[-1]['parameters']['dim']}; {told}; {records[-1]['rule']}."]
+    told, last = "; ".join(dict.fromkeys(provenance([record]) for record in records)), records[-1]
+    metrics = {split: found for record in records for split, found in record["metrics"].items()}
+    return metrics, [f"Width {last['parameters']['dim']}; {told}; {last['rule']}; "
+                     f"{last['threads']} thread(s)."]

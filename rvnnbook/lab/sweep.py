@@ -418,7 +418,7 @@ def slots(workers: int | str) -> list[dict]:       # "cores", "gpus" or how many
     return [slot | threads for slot in found]
 
 @contextmanager
-def local_pool(plan: SweepPlan, address: None = None) -> Iterator[tuple[Callable, float]]:  # none
+def local_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:    # not used
     "submit(orders), and how many runs at a time: workers on this machine."
     free = slots(plan.settings["workers"])
     count = len(free)
@@ -441,7 +441,7 @@ def _engine(library, name, extra=None):
                            f"Remedy: pip install 'rvnnbook[{extra or library}]'") from None
 
 @contextmanager
-def ray_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:  # of a cluster, auto
+def ray_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:  # auto: of this node
     "submit(orders), and how many runs at a time: workers on the nodes of a Ray cluster."
     ray, wanted = _engine("ray", "Ray"), plan.settings["resources"]
     mine = not ray.is_initialized()
@@ -493,7 +493,7 @@ class _QueuedRun:
 
 # %% ../../nbs/workshop/sweep.ipynb #d20f7b35
 @contextmanager
-def slurm_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:    # "local": here
+def slurm_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:    # local: no queue
     "submit(orders), and how many runs at a time: jobs in the queue of Slurm."
     submitit = _engine("submitit", "submitit", "slurm")
     try:
