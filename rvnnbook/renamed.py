@@ -97,8 +97,8 @@ RENAMED |= {
     "encoders.rir_beam": {"add_up": "sum_scores", "appeared": "layers.tree_search.birth_steps",
         "nest": "search_levels", "one_after_the_other": "concat_lineages",
         "pair_scores": "layers.tree_search.score_pairs"},
-    "encoders.rvnn": {"compose_posted": "compose_by_height",
-        "compose_rounds": "compose_by_round"},
+    "encoders.rvnn": {"compose_posted": "layers.given_trees.compose_by_height",
+        "compose_rounds": "layers.given_trees.compose_by_height"},
     "encoders.transformer": {"Fetch": "SelfAttention", "WorkIn": "FeedForward",
         "attend": "multi_head_attention", "turn_every_second": "flip_odd_heads"},
 }

@@ -10,9 +10,10 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
-from rvnnbook.encoders.rvnn import RvNN, compose_by_round, compose_tree
+from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.chunks import chunk, CHUNK_RULES, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees
+from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.registry import create_encoder
 
 some = settings(deadline=None, max_examples=40)
@@ -145,7 +146,7 @@ def test_trees_of_chunks_from_left_to_right(lengths, arity, rule, seed):
     trees = level_trees(mask, arity, rule)
     assert not trees[~mask].any()
     root = torch.stack([compose_levels_literal(list(row[:n]), arity, lambda nodes: reduce(cell, nodes), rule) for row, n in zip(x, lengths)])
-    assert_close(compose_by_round(torch.where(mask[..., None], x, 0), trees, mask, cell), root)
+    assert_close(compose_by_height(torch.where(mask[..., None], x, 0), trees, mask, cell), root)
 
 
 @some

@@ -30,8 +30,8 @@ from rvnnbook.encoders.crvnn import (
     plain_sigmoid,
     modulated_sigmoid_exp,
 )
-from rvnnbook.encoders.rvnn import compose_tree
 from rvnnbook.layers.cells import ACTIVATIONS, GRC
+from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.masking import add_boundary_tokens, reverse_tokens
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
 from rvnnbook.layers.neighbors_linear import neighbor_retrievers

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from rvnnbook.core import length_mask, tree_from_steps
 from rvnnbook.encoders.compiled_beam import CompiledBeam, compiled_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer, literal_search
-from rvnnbook.encoders.rvnn import compose_by_height
+from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, final_trees, hash_pair, initial_scores, label_nodes, LineageScores, merge_rows, plan_replay, replay, Search,
     search_and_replay, trace_back)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.greedy_tree import (
     GreedyTree, TreeParts, best_pair, drawn_rounds, drawn_trees, easy_first, find_trees, remove_positions, straight_through, build_tree_trace, tree_noise)
-from rvnnbook.encoders.rvnn import compose_by_height, compose_tree
+from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.layers.tree_search import grc_parts, merge_pairs
 
 quick = settings(deadline=None, max_examples=40)

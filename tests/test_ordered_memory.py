@@ -24,9 +24,9 @@ from rvnnbook.encoders.ordered_memory import (
     slot_trees,
     stack_heights,
 )
-from rvnnbook.encoders.rvnn import compose_by_height
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.chunks import fold_left, STARTS
+from rvnnbook.layers.given_trees import compose_by_height
 from tests.test_core import random_steps
 
 few = settings(deadline=None, max_examples=15)

@@ -26,7 +26,7 @@ from rvnnbook.encoders.parent_beam import (
     plan_pairs,
     merge_places,
 )
-from rvnnbook.encoders.rvnn import compose_tree
+from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.topk import EPSILON
 from rvnnbook.layers.tree_search import find_pairs, search_states
 from rvnnbook.registry import create_encoder

@@ -9,9 +9,10 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC, read_halves
-from rvnnbook.encoders.rvnn import RvNN, compose_by_height
+from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.cells import GRC, TreeLSTMCell
 from rvnnbook.layers.chunks import fold_left, fold_prefixes, STARTS
+from rvnnbook.layers.given_trees import compose_by_height
 
 few = settings(deadline=None, max_examples=15)
 starts = pytest.mark.parametrize("start", STARTS)

@@ -228,8 +228,6 @@ def test_floors():
 
 # What an encoder takes from another one beside an encoder that it contains or specializes. This table may only shrink.
 BORROWED = {
-    ("crvnn", "rvnn"): {"compose_by_height"},
-    ("greedy_tree", "rvnn"): {"compose_by_height"},
     ("ndr_halt", "ndr"): {"RoutingAttention", "read_at", "routing_logits", "sample_update_mask"}}
 
 

@@ -13,8 +13,8 @@ from rvnnbook.core import batch_gap, length_mask, pad_batch, padding_gap
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.crvnn import CRvNN
 from rvnnbook.encoders.rir import INNERS, RIR, LeftFold, make_inner, recurse
-from rvnnbook.encoders.rvnn import compose_by_round
 from rvnnbook.layers.chunks import chunk, CHUNK_RULES, compose_levels_literal, level_lengths
+from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.registry import create_encoder
 
 some = settings(deadline=None, max_examples=20)
@@ -80,7 +80,7 @@ def test_trees_of_a_fold(lengths, arity, rule, seed):
     encoder, (x, mask) = make("grc", seed, arity=arity, rule=rule, pre=None), batch(lengths, seed)
     out = encoder(x, mask, trace=True)
     leaves = torch.nn.utils.rnn.pad_sequence(leaves_of(encoder, x, mask), batch_first=True)
-    assert_close(compose_by_round(leaves, out.trace["trees"], mask, encoder.inner.grc), out.root)
+    assert_close(compose_by_height(leaves, out.trace["trees"], mask, encoder.inner.grc), out.root)
 
 
 def test_a_fold_by_hand():

@@ -1,4 +1,4 @@
-"Four ways to fold a sentence along a tree give the same roots and gradients, and the posted one moves few numbers."
+"Four ways to fold a sentence along a tree give the same roots and gradients, and each state is copied a fixed number of times."
 import math
 
 import pytest
@@ -10,17 +10,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.core import simple_tree, tree_from_steps
-from rvnnbook.encoders.rvnn import (
-    RvNN,
-    compose_existence,
-    compose_by_height,
-    compose_by_round,
-    compose_tree,
-    nearest_left,
-    recursive_update,
-    route_nodes,
-)
+from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.cells import GRC, TreeLSTMCell, grc_flops
+from rvnnbook.layers.given_trees import compose_by_height, compose_tree, number_nodes
+from rvnnbook.reference.rvnn import existence_round
 from tests.test_core import boxed, leaves_of, played, random_steps
 
 quick = settings(deadline=None, max_examples=25)
@@ -37,6 +30,17 @@ class Lopsided(nn.Module):
         return self.left(left).tanh() + self.right(right).sigmoid() * left
 
 
+def compose_existence(leaves, trees, mask, cell):
+    "Roots when all positions are kept, one round for each step that occurs."
+    rounds, roots = [step for step in trees.unique().tolist() if step], []
+    for states, steps, length in zip(leaves, trees, mask.sum(1).tolist()):
+        exists = mask.new_zeros(len(states), dtype=leaves.dtype).index_fill(0, torch.arange(length), 1)
+        for step in rounds:
+            states, exists = existence_round(states, exists, (steps == step).to(leaves.dtype), cell)
+        roots.append(states[length - 1])
+    return torch.stack(roots)
+
+
 CELLS = {"lopsided": Lopsided, "grc": GRC, "lstm": TreeLSTMCell}
 
 
@@ -48,8 +52,9 @@ def folded(rows, kind, seed):
     leaves = torch.randn(*mask.shape, cell.state_dim, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(len(rows), cell.state_dim, dtype=torch.float64)
     by_tree = torch.stack([compose_tree(played(row)[1], list(leaf.unbind()), cell) for row, leaf in zip(rows, leaves)])
-    ways = {"tree": by_tree, "rounds": compose_by_round(leaves, trees, mask, cell),
-            "posted": compose_by_height(leaves, trees, mask, cell), "existence": compose_existence(leaves, trees, mask, cell)[0]}
+    ways = {"tree": by_tree, "one pass": compose_by_height(leaves, trees, mask, cell),
+            "rounds": compose_by_height(leaves, trees, mask, lambda left, right: cell(left, right)),
+            "existence": compose_existence(leaves, trees, mask, cell)}
     inputs = [leaves, *cell.parameters()]
     return ways, {way: torch.autograd.grad((root * weights).sum(), inputs, allow_unused=True, materialize_grads=True)
                   for way, root in ways.items()}, mask
@@ -61,7 +66,7 @@ def folded(rows, kind, seed):
 @example([[2, 0]], 0)                            # a round in which nobody composes
 def test_four_ways_are_one(kind, rows, seed):
     roots, slopes, mask = folded(rows, kind, seed)
-    for way in ("rounds", "posted", "existence"):
+    for way in ("rounds", "one pass", "existence"):
         assert roots[way].shape == roots["tree"].shape
         assert (roots[way] - roots["tree"]).abs().max() <= 1e-10, way
         for found, expected in zip(slopes[way], slopes["tree"]):
@@ -83,31 +88,24 @@ def test_order_of_leaves(rows):
     trees, mask = boxed(rows)
     leaves = torch.stack([torch.arange(mask.shape[1]).expand(mask.shape), torch.ones(mask.shape)], -1).double()
     join = lambda left, right: torch.stack([left[:, 0] * 16 ** right[:, 1] + right[:, 0], left[:, 1] + right[:, 1]], -1)
-    for compose in (compose_by_round, compose_by_height):
-        for (number, count), row in zip(compose(leaves, trees, mask, join).tolist(), rows):
-            assert int(count) == len(row) and int(number) == sum(i * 16 ** (len(row) - 1 - i) for i in range(len(row)))
+    for (number, count), row in zip(compose_by_height(leaves, trees, mask, join).tolist(), rows):
+        assert int(count) == len(row) and int(number) == sum(i * 16 ** (len(row) - 1 - i) for i in range(len(row)))
 
 
 @quick
 @given(batches)
-def test_route(rows):
-    "Follow every node to where it is used, and compare with the tree."
+def test_numbers_of_nodes(rows):
+    "Name every node by what it composes, and compare with the tree."
     trees, mask = boxed(rows)
-    routes = route_nodes(trees, mask)
-    assert list(routes) == sorted({0}.union(*rows))
-    assert sum(len(to) for to, _ in routes.values()) == sum(2 * len(row) - 1 for row in rows)
-    inbox, nodes = {}, [(b, i) for b, row in enumerate(rows) for i in range(len(row))]
-    for number, (use_round, use_row) in routes.items():
-        if number:
-            used = [inbox.pop((number, slot)) for slot in range(2 * len(use_round))]
-            nodes = list(zip(used[:len(use_round)], used[len(use_round):]))
-        assert len(nodes) == len(use_round) == len(use_row)
-        for node, to, slot in zip(nodes, use_round, use_row):
-            assert to == 0 or to > number
-            assert (to, slot) not in inbox
-            inbox[to, slot] = node
+    children, counts, roots = number_nodes(trees, mask)
+    nodes, parents = [(b, i) for b, row in enumerate(rows) for i in range(len(row))], iter(children)
+    for count in counts:                          # a round composes nodes of the rounds before it, each of them once
+        nodes += [(nodes[left], nodes[right]) for left, right in [next(parents) for _ in range(count)]]
+    assert len(nodes) == sum(2 * len(row) - 1 for row in rows) and sum(counts) == len(children)
+    assert counts == [sum(row.count(step) for row in rows) for step in sorted(set().union(*rows) - {0})]
+    assert sorted([*(child for pair in children for child in pair), *roots]) == list(range(len(nodes)))
     named = lambda tree, b: tuple(named(part, b) for part in tree) if isinstance(tree, tuple) else (b, tree)
-    assert inbox == {(0, b): named(tree_from_steps(row), b) for b, row in enumerate(rows)}
+    assert [nodes[root] for root in roots] == [named(tree_from_steps(row), b) for b, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -121,40 +119,6 @@ def test_slopes(kind):
     def root(leaves, *values):
         return compose_by_height(leaves, trees, mask, lambda l, r: torch.func.functional_call(cell, dict(zip(names, values)), (l, r)))
     assert torch.autograd.gradcheck(root, (leaves, *values))
-
-
-# ---- existence
-
-@quick
-@given(batches, st.integers(0, 10**6))
-def test_existence_tells_who_lives(rows, seed):
-    trees, mask = boxed(rows)
-    _, rounds = compose_existence(torch.randn(*mask.shape, 3), trees, mask, lambda left, right: left + 2 * right)
-    numbers = sorted({step for row in rows for step in row} - {0})
-    assert len(rounds) == len(numbers) + 1
-    for number, (exists, composes) in zip([*numbers, 10**9], rounds):
-        for row, alive, goes in zip(rows, exists.tolist(), composes.tolist()):
-            padding = [0] * (len(alive) - len(row))
-            assert alive == [float(step == 0 or step >= number) for step in row] + padding
-            assert goes == [float(step == number) for step in row] + padding
-
-
-@quick
-@given(st.lists(st.booleans(), min_size=1, max_size=10), st.integers(0, 10**6))
-def test_nearest_left(alive, seed):
-    values = torch.randn(1, len(alive), 3, generator=torch.Generator().manual_seed(seed), requires_grad=True)
-    found = nearest_left(values, torch.tensor([alive]).float())
-    for i in range(len(alive)):
-        before = [j for j in range(i) if alive[j]]
-        assert torch.equal(found[0, i], values[0, before[-1]] if before else torch.zeros(3))
-
-
-def test_recursive_update_by_hand():
-    states = torch.tensor([[[1.], [2.], [3.], [4.]]])
-    exists, composes = torch.tensor([[1., 0., 1., 1.]]), torch.tensor([[1., 0., 0., 0.]])
-    new, alive = recursive_update(states, exists, composes, lambda left, right: 10 * left + right)
-    # position 1 is gone: that it receives as well does no harm
-    assert new[0, :, 0].tolist() == [1, 12, 13, 4] and alive.tolist() == [[0, 0, 1, 1]]
 
 
 # ---- the cells
@@ -252,16 +216,9 @@ def numbers_moved(compose, steps):
 
 
 @pytest.mark.parametrize("shape", ["left", "right", "balanced"])
-def test_posting_moves_each_state_once(shape):
+def test_each_state_is_copied_a_fixed_number_of_times(shape):
     cost = {n: numbers_moved(compose_by_height, simple_tree(shape, n)).states for n in (128, 256)}
     assert cost[256] < 2.5 * cost[128]
-
-
-@pytest.mark.parametrize("shape", ["left", "right"])
-def test_the_box_is_moved_every_round(shape):
-    "So the counting above would notice."
-    cost = {n: numbers_moved(compose_by_round, simple_tree(shape, n)).states for n in (128, 256)}
-    assert cost[256] > 3 * cost[128]
 
 
 def test_bookkeeping_grows_as_the_states_do():
@@ -296,6 +253,5 @@ def test_cost_does_not_follow_the_number_of_a_round():
         calls.append(len(left))
         return left + right
     trees, mask, leaves = torch.tensor([[10**9, 0]]), torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, 3)
-    for compose in (compose_by_round, compose_by_height, lambda *a: compose_existence(*a)[0]):
-        assert compose(leaves, trees, mask, cell).tolist() == [[2, 2, 2]]
-    assert calls == [1, 1, 1]
+    assert compose_by_height(leaves, trees, mask, cell).tolist() == [[2, 2, 2]]
+    assert calls == [1]

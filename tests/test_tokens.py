@@ -7,9 +7,10 @@ from torch.testing import assert_close
 
 from rvnnbook.core import EncoderOutput, length_mask, simple_tree, steps_from_tree, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
-from rvnnbook.encoders.rvnn import RvNN, compose_by_height, compose_tree
+from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.chunks import level_trees
+from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.sequence import NextSet, future_gap
 from rvnnbook.tasks.tokens import (

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.rvnn import compose_by_round, nearest_left
 from rvnnbook.encoders.transformer import (POSITIONS, Layer, Transformer, multi_head_attention, attention_literal, check_transformer, multiply_pairs,
                                            place_pairs, place_powers, recur, run_layers, flip_odd_heads)
+from rvnnbook.layers.given_trees import compose_by_height
+from rvnnbook.layers.neighbors import neighbor_weights
 from tests.test_core import boxed, random_steps
 
 few = settings(deadline=None, max_examples=15)
@@ -279,14 +280,15 @@ def test_gold_trees_fill_the_schema(rows, seed):
     def retrieve(states, exists):
         due = trees.masked_fill((exists == 0) | (trees == 0), 99)
         goes = ((due == due.amin(1, keepdim=True)) & (due < 99)).double()
-        return nearest_left(states, exists), nearest_left(goes[..., None], exists), goes
+        left = neighbor_weights(exists)
+        return left @ states, left @ goes[..., None], goes
     def compose(found, states, exists):
         left, arrives, goes = found
         return arrives * cell(left, states) + (1 - arrives) * states, exists * (1 - goes)
     states, exists = recur(retrieve, compose, x, mask.double(), int(trees.max()))
     last = mask.sum(1) - 1
     assert torch.equal(exists, F.one_hot(last, mask.shape[1]).double())
-    root, wanted = states[torch.arange(len(x)), last], compose_by_round(x, trees, mask, cell)
+    root, wanted = states[torch.arange(len(x)), last], compose_by_height(x, trees, mask, cell)
     assert_close(root, wanted)
     assert_close(*(torch.autograd.grad(r.square().sum(), x, retain_graph=True)[0] for r in (root, wanted)))
 

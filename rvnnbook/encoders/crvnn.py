@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice, simple_tree
-from .rvnn import compose_by_height
+from ..layers.given_trees import compose_by_height
 from ..layers.cells import ACTIVATIONS, make_cell
 from ..layers.masking import add_boundary_tokens, compact, reverse_tokens, scatter_back
 from ..layers.neighbors import RETRIEVERS, neighbor_weights, retrieve

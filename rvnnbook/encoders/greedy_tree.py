@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice
-from .rvnn import compose_by_height
+from ..layers.given_trees import compose_by_height
 from ..layers.cells import make_cell
 from ..layers.topk import gumbel_noise
 from ..layers.tree_search import grc_parts, merge_pairs, scale_kept

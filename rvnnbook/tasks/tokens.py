@@ -14,7 +14,8 @@ from ..core import EncoderOutput, check_batch, merge_targets, steps_from_tree
 from ..encoders.beam_tree import BeamTree
 from ..encoders.efficient_beam import EfficientBeam
 from ..encoders.greedy_tree import GreedyTree
-from ..encoders.rvnn import RvNN, compose_by_height
+from ..encoders.rvnn import RvNN
+from ..layers.given_trees import compose_by_height
 
 # %% ../../nbs/implementations/beyond.ipynb #f22d8f2d
 def ancestors(
