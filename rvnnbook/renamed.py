@@ -84,10 +84,10 @@ RENAMED |= {
 # %% ../nbs/workshop/renamed.ipynb #e1a0a016
 RENAMED |= {
     "encoders.greedy_tree": {"stacked": "stack_rounds", "tell": "build_tree_trace"},
-    "encoders.ndr": {"lean": "directional_bias", "sit_out": "sample_update_mask"},
-    "encoders.ndr_halt": {"FadingAttention": "ExistenceAttention", "RULES": "HALT_RULES",
-        "after_taking": "remaining_existence", "faded": "scale_by_existence",
-        "told_by_layer": "trace_by_layer", "until_sure": "halt_act",
+    "encoders.ndr": {"lean": "directional_bias"},
+    "encoders.ndr_halt": {"RULES": "HALT_RULES",
+        "after_taking": "remaining_existence", "faded": "layers.attention.scale_by_existence",
+        "until_sure": "halt_act",
         "until_taken": "halt_by_existence"},
     "encoders.ordered_memory": {"climb": "compose_slots"},
     "encoders.parent_beam": {"Found": "ParentSearch", "Lives": "PairLifetimes",

@@ -17,7 +17,7 @@ from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.mega import MEGA
-from rvnnbook.encoders.ndr import NDR, route
+from rvnnbook.encoders.ndr import NDR
 from rvnnbook.encoders.ordered_memory import OrderedMemory, ordered_memory_literal
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.s4d_stack import S4DStack
@@ -232,7 +232,7 @@ def evaluate_ndr(module: NDR, inputs: dict, mask: torch.Tensor) -> dict:
     x = inputs["x"].clone().requires_grad_()
     out = module(x, mask)
     return {"out.root": out.root, "out.root_first": out.states[:, 0], "out.sequence": out.states,
-            "out.after_layer_1": route(module, x, mask, layers=1).states,
+            "out.after_layer_1": module.layer(x, mask)[0],
             "grad.x": torch.autograd.grad((out.root * inputs["w"]).sum(), x)[0]}
 
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.ndr import NDR, READOUTS, RoutingLayer, directional_bias, ndr_layer_literal, read_at, route, sample_update_mask
+from rvnnbook.encoders.ndr import NDR, READOUTS, RoutingLayer, cut_heads, directional_bias
+from rvnnbook.layers.attention import geometric_literal
 from tests.golden import build_ndr
 from tests.helpers import shake
 
@@ -81,6 +82,22 @@ def by_hand(encoder, sentence):
         gates.append(1 / (1 + (-network(together, encoder.ffn_gate)).exp()))
         new.append((1 - gates[-1]) * sentence[i] + gates[-1] * norm(network(together, encoder.ffn_data), encoder.norm2))
     return torch.stack(new), torch.stack(gates), weights
+
+
+def ndr_layer_literal(layer, states, mask):
+    "One layer, the equations in their order, no dropout (design_space Eq. 4-10)."
+    attn, there = layer.attn, mask[:, None, None, :]
+    queries = cut_heads(attn.q(states), attn.heads) + attn.content_bias[:, None]
+    keys, values = cut_heads(attn.kv(states), attn.heads).chunk(2, -1)
+    side = directional_bias(cut_heads(attn.direction(states), attn.heads))
+    scores = attn.content_scale * (queries @ keys.mT) + attn.direction_scale * side
+    matches = torch.sigmoid(scores + attn.logit_bias) * there                          # Eq. 5
+    attention = geometric_literal(matches)                                             # Eq. 6
+    fetched = attn.out((attention @ values).transpose(1, 2).flatten(2))                # Eq. 7
+    together = layer.norm1(fetched + states)                                           # Eq. 8
+    gate = torch.sigmoid(layer.ffn_gate(together))                                     # Eq. 9
+    data = layer.norm2(layer.ffn_data(together))
+    return gate * data + (1 - gate) * states                                           # Eq. 10
 
 
 # ---- the equations
@@ -216,7 +233,7 @@ def test_a_shut_gate_keeps_every_bit_and_an_open_one_none(lengths, scalar, seed)
     x, mask = batch(lengths, seed=seed)
     options = {"scalar_gate": scalar, "readout": "last", "seed": seed, "shaken": False}
     out = make(20, gate_bias=-800.0, **options)(x, mask)
-    assert torch.equal(out.states, x.nan_to_num(0.0)) and torch.equal(out.root, read_at(x, mask, "last"))
+    assert torch.equal(out.states, x.nan_to_num(0.0)) and torch.equal(out.root, x[torch.arange(len(x)), mask.sum(1) - 1])
     encoder, written = make(1, gate_bias=800.0, **options), []
     encoder.norm2.register_forward_hook(lambda module, args, out: written.append(out))
     assert torch.equal(encoder(x, mask).states[mask], written[0][mask])
@@ -249,13 +266,20 @@ def test_weights_at_the_start():
 
 # ---- how many layers
 
+def with_layers(encoder, layers):
+    "The encoder with another number of layers in evaluation."
+    encoder.test_layers = layers
+    return encoder
+
+
 @some
 @given(lengths_of, st.integers(1, 4), st.integers(1, 4), seeds)
 def test_layers_can_be_continued(lengths, first, more, seed):
     encoder, (x, mask) = make(first + more, seed, readout="last"), batch(lengths, seed=seed)
-    half = route(encoder, x, mask, layers=first)
-    assert_close(route(encoder, half.states, mask, layers=more).states, encoder(x, mask).states)
-    assert (half.states - encoder(x, mask).states)[mask].abs().max() > 1e-6
+    whole = encoder(x, mask).states
+    half = with_layers(encoder, first)(x, mask).states
+    assert_close(with_layers(encoder, more)(half, mask).states, whole)
+    assert (half - whole)[mask].abs().max() > 1e-6
 
 
 def test_layers_in_training_and_in_evaluation():
@@ -263,11 +287,11 @@ def test_layers_in_training_and_in_evaluation():
     encoder = make(3, test_layers=7, gate_dropout=0.0)
     count = lambda: len(encoder(x, mask, trace=True).trace["gates"])
     assert count() == 7 and (encoder.train(), count())[1] == 3 and (encoder.eval(), count())[1] == 7
-    assert torch.equal(encoder(x, mask).root, route(encoder, x, mask, layers=7).root)
-    assert torch.equal(encoder.train()(x, mask).root, route(encoder, x, mask, layers=3).root)
+    assert torch.equal(encoder(x, mask).root, with_layers(make(3, gate_dropout=0.0), 7)(x, mask).root)
+    assert torch.equal(encoder.train()(x, mask).root, with_layers(make(3, gate_dropout=0.0), 3)(x, mask).root)
     deeper = make(5, seed=1)                                           # the weights do not know how often they are used
     deeper.load_state_dict(encoder.state_dict())
-    assert torch.equal(deeper(x, mask).root, route(encoder.eval(), x, mask, layers=5).root)
+    assert torch.equal(deeper(x, mask).root, with_layers(encoder.eval(), 5)(x, mask).root)
     assert make(4).test_layers == 4
 
 
@@ -303,14 +327,6 @@ def test_trace():
 
 
 # ---- what is drawn in training
-
-def test_who_sits_out():
-    gate, gen = torch.ones(200, 100, 4), torch.Generator().manual_seed(0)
-    for chance in (0.0, 0.05, 0.5):
-        out = sample_update_mask(gate, chance, gen)
-        assert out.shape == (200, 100, 1) and out.dtype == torch.bool
-        assert abs(float(out.float().mean()) - chance) <= 4 * math.sqrt(chance * (1 - chance) / 20000)
-
 
 @pytest.mark.parametrize("scalar", [False, True])
 def test_gates_are_held_shut_in_training_only(scalar):

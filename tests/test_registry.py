@@ -227,8 +227,7 @@ def test_floors():
 
 
 # What an encoder takes from another one beside an encoder that it contains or specializes. This table may only shrink.
-BORROWED = {
-    ("ndr_halt", "ndr"): {"RoutingAttention", "read_at", "routing_logits", "sample_update_mask"}}
+BORROWED = {}
 
 
 def borrowed(sources):
