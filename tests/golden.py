@@ -332,8 +332,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
         return Classifier(MaskedMean(config["hidden_size"]), 15, config["n_classes"], config["embd_dim"],
                           layers=2 if config["classifier_mlp"] else 1)
     if model == "heads" and case.startswith("siamese"):
-        return PairClassifier(MaskedMean(config["hidden_size"]), 15, config["n_classes"], config["embd_dim"],
-                              layers=2 if config["classifier_mlp"] else 1, features="code")
+        return PairClassifier(MaskedMean(config["hidden_size"]), 15, config["n_classes"],
+                              layers=2 if config["classifier_mlp"] else 1, features="code", embedding_dim=config["embd_dim"])
     raise LookupError(f"no module yet for {model}/{case}")
 
 

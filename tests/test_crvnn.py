@@ -22,7 +22,7 @@ from rvnnbook.encoders.crvnn import (
     PositionIndex,
     PositionRange,
     PositionScorer,
-    continuous_recursion,
+    _continuous_recursion,
     crvnn_literal,
     extract_trees,
     halt_penalty,
@@ -347,7 +347,7 @@ def test_certain_decisions_are_the_recursive_network(kind, rows, seed):
 
     def cell_on_vectors(left, right):
         return torch.cat([cell(left[:, :-1], right[:, :-1]), right[:, -1:]], -1)
-    (states, exists, taken), rounds = continuous_recursion(
+    (states, exists, taken), rounds = _continuous_recursion(
         framed, there.double(), tokens, mask.sum(1) - 1, oracle, cell_on_vectors, 0.01)
     root = states[torch.arange(len(rows)), mask.sum(1), :-1]
     by_tree = torch.stack([compose_tree(played(row)[1], list(leaf.unbind()), cell) for row, leaf in zip(rows, x)])
@@ -586,8 +586,8 @@ def test_taking_out_who_is_gone_changes_nothing(rows, seed):
         return torch.cat([cell(left[:, :-1], right[:, :-1]), right[:, -1:]], -1)
     framed, there, tokens = add_boundary_tokens(torch.cat([x, trees[..., None].double()], -1), mask, *torch.zeros(2, DIM + 1).double())
     setting = framed, there.double(), tokens, mask.sum(1) - 1, decide, cell_on_vectors, 0.01
-    (whole, exists, taken), rounds = continuous_recursion(*setting)
-    (states, still, again), shorter = continuous_recursion(*setting, compaction=1e-3)
+    (whole, exists, taken), rounds = _continuous_recursion(*setting)
+    (states, still, again), shorter = _continuous_recursion(*setting, compaction=1e-3)
     roots = torch.arange(len(rows)), mask.sum(1)
     close([states[roots]], [whole[roots]], 1e-12)
     assert still.equal(exists) and again.equal(taken)

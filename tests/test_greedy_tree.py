@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.greedy_tree import (
-    GreedyTree, TreeParts, best_pair, drawn_rounds, drawn_trees, easy_first, find_trees, remove_positions, straight_through, build_tree_trace, tree_noise)
+    GreedyTree, TreeParts, _drawn_rounds, drawn_trees, find_trees, _replace_position, build_tree_trace, tree_noise)
 from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.layers.tree_search import grc_parts, merge_pairs
 
@@ -45,6 +45,33 @@ def batch_of(sizes, seed, padding=0):
 
 def generator(seed):
     return torch.Generator().manual_seed(seed)
+
+
+def best_pair(scores, there):
+    "y, 1 at the pair with the highest score, the leftmost of equals (rir section 2)."
+    best = scores.masked_fill(~there, -torch.inf).argmax(1, keepdim=True)
+    return torch.zeros_like(scores).scatter(1, best, 1) * there.any(1, keepdim=True)
+
+
+def easy_first(leaves, mask, cell, weigh, choose):
+    "Easy-first composition that scores all pairs in every round (Choi et al. 2018)."
+    pairs, states, rounds = mask.sum(1, keepdim=True) - 1, leaves, []
+    for t in range(int(pairs.max())):
+        left, right = states[:, :-1], states[:, 1:]
+        scores, parents = weigh(left, right)
+        parents = cell(left, right) if parents is None else parents
+        there = torch.arange(scores.shape[1], device=mask.device) < pairs - t
+        picked = choose(scores, there, t)
+        states = merge_pairs(states, parents, picked)
+        rounds.append((scores.detach(), picked.detach()))
+    return states[:, 0], rounds
+
+
+def straight_through(scores, there, noise, temperature):
+    "A hard draw with a soft gradient: straight-through Gumbel-softmax (Choi et al. 2018)."
+    noisy = ((scores + noise) / temperature).masked_fill(~there, -torch.inf)
+    soft = torch.where(there.any(1, keepdim=True), noisy, 0).softmax(1)
+    return best_pair(noisy, there) + (soft - soft.detach())
 
 
 def greedily(scores, there, t):
@@ -155,7 +182,8 @@ def test_join_keeps_a_list(order, row):
         at = alive.index(gone)
         to = alive[at + 1]
         alive.remove(gone)
-        rows, one, other = remove_positions(left, right, torch.tensor([row]), torch.tensor([gone]), torch.tensor([8]))
+        *pairs, there = _replace_position(left, right, torch.tensor([row]), torch.tensor([gone]), torch.tensor([8]))
+        rows, one, other = (part[there] for part in pairs)
         expected = [pair for pair in zip(alive, alive[1:]) if to in pair]
         assert rows.tolist() == [row] * len(expected) and list(zip(one.tolist(), other.tolist())) == expected
         assert right[row, alive[:-1]].tolist() == alive[1:] and left[row, alive[1:]].tolist() == alive[:-1]
@@ -313,7 +341,7 @@ def test_pairs_composed_once_equal_the_literal_loop(scorer, sizes, seed, tempera
     root, rounds = literal_root(encoder, leaves, mask, noise)
     once, table, order = drawn_trees(encoder, leaves, mask, noise, temperature)
     torch.testing.assert_close(once, root, rtol=0, atol=1e-12)
-    torch.testing.assert_close(build_tree_trace(drawn_rounds(table, order, mask), mask), build_tree_trace(rounds, mask))
+    torch.testing.assert_close(build_tree_trace(_drawn_rounds(table, order, mask), mask), build_tree_trace(rounds, mask))
     inputs = [leaves, *encoder.grc.parameters(), *encoder.scorer.parameters()]
     for found, expected in zip(gradients(once, inputs), gradients(root, inputs)):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask
-from rvnnbook.encoders.mega import MEGA, MegaLayer, MovingAverage, average_kernel, check_mega, distance_table, gated_head, rewrite
+from rvnnbook.encoders.mega import MEGA, MegaLayer, MovingAverage, average_kernel, _check_mega, _distance_table, _gated_head, _rewrite
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, shake, slopes
 
@@ -128,11 +128,11 @@ def test_moving_average(length, memories, seed):
 
 def test_distances():
     bias = torch.arange(7.)                                            # -3, ..., 3
-    table = distance_table(bias, 6)
+    table = _distance_table(bias, 6)
     for i in range(6):
         for j in range(6):
             assert table[i, j] == min(6, max(0, j - i + 3))
-    assert distance_table(bias, 1).tolist() == [[3]] and distance_table(torch.tensor([5.]), 2).tolist() == [[5, 5], [5, 5]]
+    assert _distance_table(bias, 1).tolist() == [[3]] and _distance_table(torch.tensor([5.]), 2).tolist() == [[5, 5], [5, 5]]
 
 
 @some
@@ -141,7 +141,7 @@ def test_head_is_attention(length, seed):
     gen = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(2, length, width, generator=gen, dtype=torch.float64) for width in (4, 4, 3))
     bias, mask = torch.randn(length, length, generator=gen, dtype=torch.float64), length_mask(torch.tensor([length, 1]))
-    fetched, weights = gated_head(q, k, v, bias, mask)
+    fetched, weights = _gated_head(q, k, v, bias, mask)
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(~mask[:, None], -torch.inf))
     assert_close(fetched, expected)
     assert_close(weights @ v, expected)
@@ -155,11 +155,11 @@ def test_gate():
     x = x.nan_to_num(0.0)
     with torch.no_grad():
         layer.mx.weight[:3], layer.mx.bias[:3] = 0, -200.
-        assert_close(rewrite(layer, x, mask)[0], x, rtol=0, atol=1e-30)
+        assert_close(_rewrite(layer, x, mask)[0], x, rtol=0, atol=1e-30)
         layer.mx.bias[:3] = 0.                                          # half of each
-        half = rewrite(layer, x, mask)[0]
+        half = _rewrite(layer, x, mask)[0]
         layer.mx.bias[:3] = 200.
-        assert_close((x + rewrite(layer, x, mask)[0]) / 2, half)
+        assert_close((x + _rewrite(layer, x, mask)[0]) / 2, half)
 
 
 def test_longer_than_the_longest_distance():
@@ -176,4 +176,4 @@ def test_defaults_and_refusals():
                           ({"norm": "none"}, "'none'")):
         with pytest.raises(ValueError, match=said):
             MEGA(4, **options)
-    check_mega(1, 1, 1, 1, "pre")
+    _check_mega(1, 1, 1, 1, "pre")

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap
 from rvnnbook.encoders.ndr import NDR, READOUTS
-from rvnnbook.encoders.ndr_halt import HaltingNDR, halt_act, halt_by_existence, remaining_existence
+from rvnnbook.encoders.ndr_halt import HaltingNDR, _halt_act, _halt_by_existence, remaining_existence
 from rvnnbook.layers.attention import geometric_attention, geometric_literal, scale_by_existence
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, slopes
@@ -120,7 +120,7 @@ def test_the_loop_of_clocks_gives_those_shares(lengths, limit, seed):
     def sure(states):
         return chances[(states[..., 1].long() - 1).clamp(min=0), states[..., 2].long(), torch.arange(n)]
 
-    mean, cost, used = halt_act(step, sure, begin, there, limit, 0.01)
+    mean, cost, used = _halt_act(step, sure, begin, there, limit, 0.01)
     for b, length in enumerate(lengths):
         stops = []
         for i in range(length):
@@ -284,7 +284,7 @@ def test_only_the_first_heads_take():
     one, keeps = torch.ones(1, 2, 1, dtype=torch.float64), torch.tensor([[False, True]])
     for takers, left in ((0, 1.0), (1, 0.9), (2, 0.72), (3, 0.504), (None, 0.504)):
         step = lambda states, exists, rows: (states, one, attention)
-        _, exists, used = halt_by_existence(step, one, one[..., 0], keeps, 1, 0.01, takers)
+        _, exists, used = _halt_by_existence(step, one, one[..., 0], keeps, 1, 0.01, takers)
         assert float(exists[0, 0]) == pytest.approx(left) and used.tolist() == [1]
 
 
@@ -294,4 +294,4 @@ def test_a_sentence_stops_at_the_threshold_and_not_before():
     step = lambda states, exists, rows: (states, torch.ones(1, 2, 1), half)
     for threshold, layers in ((0.5, 1), (0.49, 2), (0.125, 3), (0.0, 7)):
         ends = torch.tensor([[False, True]])
-        assert halt_by_existence(step, torch.ones(1, 2, 1), torch.ones(1, 2), ends, 7, threshold)[2].tolist() == [layers]
+        assert _halt_by_existence(step, torch.ones(1, 2, 1), torch.ones(1, 2), ends, 7, threshold)[2].tolist() == [layers]

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from rvnnbook.layers import neighbors_linear
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
 from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_MAX_LENGTH, LINEAR_RETRIEVERS, StickBreakingRetriever, CumulativeRetriever, block_sums, decayed_sums,
-                                              decayed_sums_from, existence_units, retrieve_exp, retrieved_logs, log_decayed_sums, log_sums,
-                                              neighbor_retrievers, rows_at, receiver_windows, unit_windows)
+                                              _decayed_sums_from, _existence_units, retrieve_exp, _retrieved_logs, _log_decayed_sums, log_sums,
+                                              neighbor_retrievers, _rows_at, _receiver_windows, _unit_windows)
 
 many = settings(deadline=None, max_examples=40)
 EACH = pytest.mark.parametrize("side, retriever", list(product(("left", "right"), sorted(RETRIEVERS))))
@@ -181,10 +181,10 @@ def test_logarithms_of_what_is_found(side, retriever, data):
     scores = scores_of(exists, data.draw(st.sampled_from([1.0, 650.0, 1e5])), data.draw(st.integers(0, 9))).detach()
     scores = (scores + data.draw(st.sampled_from([0, 300, 1e5]))).masked_fill(scores_of(exists, 1, 7) < -.7, -torch.inf)
     exact = (neighbor_weights(exists, side, retriever).log() + scores[:, None]).logsumexp(-1)
-    assert_close(retrieved_logs(LINEAR_RETRIEVERS[retriever](exists, side), scores), exact, rtol=1e-12, atol=1e-12)
+    assert_close(_retrieved_logs(LINEAR_RETRIEVERS[retriever](exists, side), scores), exact, rtol=1e-12, atol=1e-12)
     least = scores.nan_to_num(neginf=0.0)
     amounts, base = retrieve_exp(LINEAR_RETRIEVERS[retriever](exists, side), scores, least)
-    assert torch.equal(base, torch.maximum(retrieved_logs(LINEAR_RETRIEVERS[retriever](exists, side), scores), least))
+    assert torch.equal(base, torch.maximum(_retrieved_logs(LINEAR_RETRIEVERS[retriever](exists, side), scores), least))
     assert_close(amounts, (exact - base).exp(), rtol=1e-9, atol=0)
     assert amounts.max() <= 1
 
@@ -266,14 +266,14 @@ def test_scores_in_double_existence_in_single(side, retriever):
 @pytest.mark.parametrize("length", [1, 2046, 2047, 4094, 4095, 100_000])
 def test_units(dtype, lenience, length):
     exists = torch.rand(1, length, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    units, one, _ = existence_units(exists)
+    units, one, _ = _existence_units(exists)
     assert units[0, :99].tolist() == [round(Fraction(e) * one) for e in exists[0, :99].tolist()]   # to the nearest unit
     exists = torch.ones(1, length, dtype=dtype)
-    units, one, rounded = existence_units(exists)
+    units, one, rounded = _existence_units(exists)
     assert units.dtype == torch.int64 and rounded / one == lenience
     assert one == 2**52 if length <= 2046 else one >= 2**45
     assert int(units.sum()) == length * one and (length + 1) * one + rounded < 2**63               # room to reach one further
-    first, stop = (unit_windows(units, one + rounded, side)[number] for number, side in enumerate(("left", "right")))
+    first, stop = (_unit_windows(units, one + rounded, side)[number] for number, side in enumerate(("left", "right")))
     place = torch.arange(length)
     assert torch.equal(first[0], (place - 1).clamp(min=0)) and torch.equal(stop[0], (place + 2).clamp(max=length))
 
@@ -283,11 +283,11 @@ def test_units(dtype, lenience, length):
 @given(st.data())
 def test_takers_are_the_windows_from_the_other_side(side, data):
     exists = boxed(data.draw(sentences(torch.float64)), torch.float64)
-    units, one, rounded = existence_units(exists)
-    windows = unit_windows(units, one + rounded, side)
+    units, one, rounded = _existence_units(exists)
+    windows = _unit_windows(units, one + rounded, side)
     place = torch.arange(exists.shape[-1])
     taken = (windows[0][..., None] <= place) & (place < windows[1][..., None])                  # (B, walker, position)
-    first, stop = receiver_windows(*windows, side)
+    first, stop = _receiver_windows(*windows, side)
     assert torch.equal(taken, (first[:, None] <= place[:, None]) & (place[:, None] < stop[:, None]))
     assert (first[:, 1:] >= first[:, :-1]).all() and (stop[:, 1:] >= stop[:, :-1]).all() and (stop >= first).all()
 
@@ -333,16 +333,16 @@ def test_decayed_sums(length):
         memory.append(memory[-1] * k[:, None] + v)
     expected = torch.stack(memory[:-1], 1)
     assert_close(decayed_sums(keep, values), expected)
-    assert_close(decayed_sums_from("left", keep, values), expected)
-    assert_close(decayed_sums_from("right", keep.flip(1), values.flip(1)), expected.flip(1))
-    logs = log_decayed_sums("left", keep.log(), values.abs()[..., 0].log())
+    assert_close(_decayed_sums_from("left", keep, values), expected)
+    assert_close(_decayed_sums_from("right", keep.flip(1), values.flip(1)), expected.flip(1))
+    logs = _log_decayed_sums("left", keep.log(), values.abs()[..., 0].log())
     assert_close(logs.exp(), decayed_sums(keep, values.abs())[..., 0])
-    assert torch.equal(log_decayed_sums("right", keep.log().flip(1), values.abs()[..., 0].log().flip(1)), logs.flip(1))
+    assert torch.equal(_log_decayed_sums("right", keep.log().flip(1), values.abs()[..., 0].log().flip(1)), logs.flip(1))
 
 
 def test_rows():
     values = torch.arange(24.).view(2, 4, 3)
-    assert rows_at(values, torch.tensor([[3, 0, 3], [1, 1, 2]])).tolist() == [[[9, 10, 11], [0, 1, 2], [9, 10, 11]],
+    assert _rows_at(values, torch.tensor([[3, 0, 3], [1, 1, 2]])).tolist() == [[[9, 10, 11], [0, 1, 2], [9, 10, 11]],
                                                                            [[15, 16, 17], [15, 16, 17], [18, 19, 20]]]
 
 

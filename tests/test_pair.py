@@ -125,7 +125,7 @@ def test_the_order_of_a_pair_matters_unless_the_weights_forbid_it():
 
 def test_names_and_shapes():
     single = Classifier(create_encoder("lstm", dim=DIM), VOCABULARY, CLASSES, 5, layers=2)
-    pair = PairClassifier(create_encoder("lstm", dim=DIM), VOCABULARY, CLASSES, 5)
+    pair = PairClassifier(create_encoder("lstm", dim=DIM), VOCABULARY, CLASSES, embedding_dim=5)
     shapes = {key: tuple(value.shape) for key, value in single.state_dict().items()}
     assert {key: tuple(value.shape) for key, value in pair.state_dict().items()} == shapes | {"head.0.weight": (DIM, 4 * DIM)}
     for classes, layers in product((2, 3), (1, 2)):

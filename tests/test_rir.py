@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, length_mask, pad_batch, padding_gap
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.crvnn import CRvNN
-from rvnnbook.encoders.rir import INNERS, RIR, LeftFold, make_inner, recurse
+from rvnnbook.encoders.rir import INNERS, RIR, LeftFold, _make_inner, _recurse
 from rvnnbook.layers.chunks import chunk, CHUNK_RULES, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.registry import create_encoder
@@ -154,14 +154,14 @@ def test_company_and_padding(inner, rule, inference):
 @pytest.mark.parametrize("arity", [2, 3, 5])
 def test_rounds_are_fewer_than_nodes_of_a_chunk(arity):
     torch.manual_seed(0)
-    inner, rounds = make_inner("crvnn", 4, threshold=1e-6).double().eval(), []
+    inner, rounds = _make_inner("crvnn", 4, threshold=1e-6).double().eval(), []
 
     def counted(chunks, real):
         out = inner(chunks, real, trace=True)
         rounds.append(int(out.trace["rounds"].max()))
         return out
     x, mask = batch([14, 3])
-    recurse(counted, x.nan_to_num(), mask, arity)
+    _recurse(counted, x.nan_to_num(), mask, arity)
     assert rounds == [min(n, arity) - 1 for n in level_lengths(14, arity)[:-1]]
 
 
@@ -177,7 +177,7 @@ def test_loss_is_the_sum_of_the_levels():
 
 
 def test_nodes_have_no_leaf_transform():
-    inner, plain = make_inner("crvnn", 4), CRvNN(4)
+    inner, plain = _make_inner("crvnn", 4), CRvNN(4)
     names = {name for name, _ in plain.named_parameters()} - {name for name, _ in inner.named_parameters()}
     assert names == {"leaf.weight", "leaf.bias", "leaf_norm.weight", "leaf_norm.bias"}
     assert torch.equal(inner.leaves(torch.ones(1, 2, 4)), torch.ones(1, 2, 4))

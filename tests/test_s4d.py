@@ -9,11 +9,26 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask
-from rvnnbook.layers.s4d import (NORMS, S4DKernel, S4DLayer, as_real, bilinear, convolve, evaluate_polynomials, inverse_frequencies, power_sums,
-                                 power_sums_literal, powers, state_space_literal, transform_length)
+from rvnnbook.layers.s4d import (NORMS, S4DKernel, S4DLayer, _as_real, bilinear, convolve, _evaluate_polynomials, inverse_frequencies, power_sums,
+                                 powers, _transform_length)
 
 many = settings(deadline=None, max_examples=40)
 seeds, lengths = st.integers(0, 10**6), st.integers(1, 40)
+
+
+def state_space_literal(x, weights, ratios):
+    "Run the states of every channel token by token (rir Eq. 13)."
+    state, seen = torch.zeros_like(weights), []
+    for token in x.unbind(1):
+        state = ratios * state + token[..., None]
+        seen.append((weights * state).sum(-1).real)
+    return torch.stack(seen, 1)
+
+
+def power_sums_literal(weights, ratios, length):
+    "The kernel by all powers of all ratios (Gu et al. 2022, section 3)."
+    places = torch.arange(length, device=ratios.device)
+    return (weights[..., None] * (ratios.log()[..., None] * places).exp()).sum(-2).real
 
 
 def draw(dim, pairs, seed=0, kind=torch.complex128, directions=()):
@@ -104,10 +119,10 @@ def test_powers_and_polynomials(count, pairs, seed):
     coefficients = torch.randn(3, 2, count, generator=gen, dtype=torch.float64)
     width = max(1, count // 2)
     coarse = powers(ratios ** width, -(-count // width))
-    found = evaluate_polynomials(coefficients, coarse, powers(ratios, width))
+    found = _evaluate_polynomials(coefficients, coarse, powers(ratios, width))
     assert_close(found, (coefficients[..., None] * table).sum(-2))
-    assert as_real(ratios).shape == (2, 2 * pairs) and torch.equal(torch.view_as_complex(as_real(ratios).detach().unflatten(-1, (-1, 2))), ratios.detach())
-    assert torch.equal(as_real(ratios.detach().real), ratios.detach().real)
+    assert _as_real(ratios).shape == (2, 2 * pairs) and torch.equal(torch.view_as_complex(_as_real(ratios).detach().unflatten(-1, (-1, 2))), ratios.detach())
+    assert torch.equal(_as_real(ratios.detach().real), ratios.detach().real)
 
 
 def test_what_is_refused():
@@ -193,7 +208,7 @@ def test_convolution_by_the_sum(length, seed, which):
 
 
 def test_room_for_a_convolution():
-    assert [transform_length(length) for length in (1, 2, 3, 4, 5, 9, 32, 33, 1000, 1024, 1025)] == [2, 4, 6, 8, 10, 20, 64, 80, 2048, 2048, 2560]
+    assert [_transform_length(length) for length in (1, 2, 3, 4, 5, 9, 32, 33, 1000, 1024, 1025)] == [2, 4, 6, 8, 10, 20, 64, 80, 2048, 2048, 2560]
 
 
 def test_precision_of_a_convolution():

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rvnnbook.layers.scan import FORMS, LONG, NARROW, Scan, linear_scan, scan_blocks, scan_form, scan_loop, states_before, take_steps
+from rvnnbook.layers.scan import FORMS, LONG, NARROW, Scan, linear_scan, scan_blocks, _scan_form, scan_loop, _states_before, _take_steps
 
 many = settings(deadline=None, max_examples=60)
 EACH = pytest.mark.parametrize("form", FORMS)
@@ -109,8 +109,8 @@ def test_from_the_other_end(form, length):
     f, b, c0 = draw(2, length, 3, seed=length)
     turned = FORMS[form](f.flip(1), b.flip(1), c0).flip(1)
     assert_close(FORMS[form](f, b, c0, back=True), turned, rtol=0, atol=1e-13)        # a product rounds by its order
-    assert torch.equal(states_before(b, c0)[:, 1:], b[:, :-1]) and torch.equal(states_before(b, c0)[:, 0], c0)
-    assert torch.equal(states_before(b, c0, back=True), states_before(b.flip(1), c0).flip(1))
+    assert torch.equal(_states_before(b, c0)[:, 1:], b[:, :-1]) and torch.equal(_states_before(b, c0)[:, 0], c0)
+    assert torch.equal(_states_before(b, c0, back=True), _states_before(b.flip(1), c0).flip(1))
 
 
 def test_by_hand():
@@ -223,12 +223,12 @@ def test_where_blocks_end_before_the_loop():
 def test_steps_in_sequence():
     "2 sqrt(2 T) steps, and never more than a fifth more from T = 50 on; T for the loop."
     import rvnnbook.layers.scan as module
-    taken, walked = [], module.take_steps
+    taken, walked = [], module._take_steps
 
     def counted(gates, inputs, state, places):
         taken.append(len(gates))
         return walked(gates, inputs, state, places)
-    module.take_steps = counted
+    module._take_steps = counted
     try:
         for length in (1, 2, 10, 50, 128, 200, 999, 5000):
             f, b, c0 = draw(1, length, 1)
@@ -238,29 +238,29 @@ def test_steps_in_sequence():
                 assert sum(taken) <= most, (form, length)
             assert sum(taken) >= min(length, 0.99 * math.sqrt(8 * length))
     finally:
-        module.take_steps = walked
+        module._take_steps = walked
 
 
 def test_steps_by_hand():
     steps = torch.arange(1., 5)[:, None]
     places = torch.zeros(4, 1)
-    assert take_steps(2 * torch.ones(4, 1), steps, torch.tensor([1.]), places) == 42      # 3, 8, 19, 42
+    assert _take_steps(2 * torch.ones(4, 1), steps, torch.tensor([1.]), places) == 42      # 3, 8, 19, 42
     assert places.flatten().tolist() == [3, 8, 19, 42]
-    assert take_steps([], [], steps, []) is steps
+    assert _take_steps([], [], steps, []) is steps
     with pytest.raises(ValueError):
-        take_steps(steps, steps, steps[0], places[:3])
+        _take_steps(steps, steps, steps[0], places[:3])
 
 
 # ---- choice and refusal
 
 def test_choice_of_the_form():
-    assert scan_form(torch.empty(1, LONG, NARROW)) == scan_form(torch.empty(NARROW, LONG, 1)) == "blocks"
-    assert scan_form(torch.empty(1, LONG - 1, NARROW)) == scan_form(torch.empty(1, LONG, NARROW + 1)) == "loop"
-    assert scan_form(torch.empty(2, LONG, NARROW)) == scan_form(torch.empty(NARROW + 1, LONG, 1)) == "loop"
-    assert scan_form(torch.empty(64, LONG, 64, device="meta")) == "blocks"
+    assert _scan_form(torch.empty(1, LONG, NARROW)) == _scan_form(torch.empty(NARROW, LONG, 1)) == "blocks"
+    assert _scan_form(torch.empty(1, LONG - 1, NARROW)) == _scan_form(torch.empty(1, LONG, NARROW + 1)) == "loop"
+    assert _scan_form(torch.empty(2, LONG, NARROW)) == _scan_form(torch.empty(NARROW + 1, LONG, 1)) == "loop"
+    assert _scan_form(torch.empty(64, LONG, 64, device="meta")) == "blocks"
     for size in ((1, LONG, 1), (1, LONG, NARROW + 1)):
         f, b, c0 = draw(*size)
-        assert torch.equal(linear_scan(f, b, c0), FORMS[scan_form(b)](f, b, c0))
+        assert torch.equal(linear_scan(f, b, c0), FORMS[_scan_form(b)](f, b, c0))
     f, b, c0 = draw(1, 10 * LONG, 3)
     assert not torch.equal(linear_scan(f, b, c0, "loop"), linear_scan(f, b, c0, "blocks"))    # they round differently
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, by_level, depth_gates, flat_of,
-                                        iru_step, level_gates, level_memory, make_bases, make_readers, self_iru_literal, self_iru_scans)
+from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, _by_level, depth_gates, _flat_of,
+                                        _iru_step, _level_gates, _level_memory, _make_bases, _make_readers, self_iru_literal, self_iru_scans)
 from rvnnbook.registry import create_encoder
 
 many = settings(deadline=None, max_examples=25)
@@ -163,16 +163,16 @@ def test_as_many_scans_as_levels(monkeypatch):
 def test_a_step_by_hand():
     one, three = torch.ones(1, 1), math.log(3)
     flat = [torch.tensor([[three]]), torch.tensor([[0.]]), torch.tensor([[math.atanh(.5)]])]
-    h, c = iru_step(7 * one, 2 * one, flat, [], [])
+    h, c = _iru_step(7 * one, 2 * one, flat, [], [])
     assert_close(c, torch.tensor([[.75 * 2 + .25 * .5]]))
     assert_close(h, torch.tensor([[.5 * 1.625 + 7]]))
     gates, children = [.5 * one, .25 * one], [-3 * three * one, 4 * three * one]                # f: sigma(-ln 3), o: sigma(ln 3)
-    h, c = iru_step(7 * one, 2 * one, flat, gates, children)
+    h, c = _iru_step(7 * one, 2 * one, flat, gates, children)
     assert_close(c, torch.tensor([[.25 * 2 + .75 * .5]]))
     assert_close(h, torch.tensor([[.75 * .875 + 7]]))
-    f, o, z = level_gates([part[None] for part in flat], torch.tensor([[.5, .25]]), torch.cat(children)[None])
+    f, o, z = _level_gates([part[None] for part in flat], torch.tensor([[.5, .25]]), torch.cat(children)[None])
     assert_close(torch.cat([f, o, z]).flatten(), torch.tensor([.25, .75, .5]))
-    h, c = level_memory(7 * one[None], f[None], o[None], z[None], 2 * one)
+    h, c = _level_memory(7 * one[None], f[None], o[None], z[None], 2 * one)
     assert_close(h.flatten(), torch.tensor([.75 * .875 + 7]))
     assert_close(c, torch.tensor([[.875]]))
 
@@ -180,10 +180,10 @@ def test_a_step_by_hand():
 def test_who_is_whose_child():
     "The gate of node n is column n - 2; what a leaf says arrives at the top through its own gates only."
     for depth in (1, 2, 3):
-        cut = by_level(torch.arange(2, 2 ** (depth + 1)), depth)
+        cut = _by_level(torch.arange(2, 2 ** (depth + 1)), depth)
         assert cut[0] is None and torch.cat(cut[:0:-1]).tolist() == list(range(2, 2 ** (depth + 1)))
         assert [len(row) for row in cut[1:]] == [2 ** (depth - level + 1) for level in range(1, depth + 1)]
-    assert by_level(torch.zeros(4, 0), 0) == [None]
+    assert _by_level(torch.zeros(4, 0), 0) == [None]
     x, flats, gates = hoisted(3, "node", 1, 4, 2)
     for form in (self_iru_literal, lambda *given: self_iru_scans(*given)[0]):
         for leaf in range(8, 16):
@@ -197,9 +197,9 @@ def test_who_is_whose_child():
 def test_flat_of():
     flats = [tuple(100 * level + 10 * part + torch.arange(count).float().expand(1, 3, count)[..., None] for part in range(3))
              for level, count in enumerate((4, 2, 1))]
-    said = {node: [float(part) for part in flat_of(node, flats)[2]] for node in range(1, 8)}
+    said = {node: [float(part) for part in _flat_of(node, flats)[2]] for node in range(1, 8)}
     assert said == {1: [200, 210, 220], 2: [100, 110, 120], 3: [101, 111, 121], **{4 + k: [k, 10 + k, 20 + k] for k in range(4)}}
-    assert flat_of(6, [tuple(part[:, :, :1] for part in flat) for flat in flats])[0] == (0, 10, 20)
+    assert _flat_of(6, [tuple(part[:, :, :1] for part in flat) for flat in flats])[0] == (0, 10, 20)
 
 
 @pytest.mark.parametrize("make", [LinearBase, LSTMBase])
@@ -376,14 +376,14 @@ def test_parameters_and_defaults():
     for depth, (share, layers) in product(range(4), (("depth", lambda d: d + 1), ("node", lambda d: 2 ** (d + 1) - 1))):
         found = sum(p.numel() for p in IRU(5, depth, share=share).parameters())
         assert found == layers(depth) * layer + (2 ** (depth + 1) - 2) * 6
-        assert [count_of(base) for base in make_bases(5, depth, "lstm", share)] == (
+        assert [count_of(base) for base in _make_bases(5, depth, "lstm", share)] == (
             [1] * (depth + 1) if share == "depth" else [2 ** (depth - level) for level in range(depth + 1)])
     encoder = create_encoder("self_iru", dim=5)
     unit, = encoder.readers
     assert encoder.directions == 1 and [type(base) for base in unit.bases] == [LinearBase] * 2 and unit.bases[0].nodes == 1
     for base, kind in BASES.items():
-        assert {type(part) for part in make_bases(3, 1, base, "node")} == {kind}
-    assert [type(reader) for reader in make_readers(4, 2, IRU)] == [nn.Sequential] * 2
+        assert {type(part) for part in _make_bases(3, 1, base, "node")} == {kind}
+    assert [type(reader) for reader in _make_readers(4, 2, IRU)] == [nn.Sequential] * 2
 
 
 @pytest.mark.parametrize("options, said", [

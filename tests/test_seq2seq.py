@@ -28,7 +28,7 @@ from rvnnbook.tasks.seq2seq import (
     exact,
     seq2seq_loss,
     shifted,
-    take_rows,
+    _take_rows,
     token_nll,
 )
 
@@ -183,9 +183,9 @@ def test_an_encoder_without_states_is_refused():
 def test_rows_of_a_state(unit):
     decoder = Decoder(DIM, 9, UNITS[unit]()).double()
     x, rows = random(4, 3, DIM), torch.tensor([3, 3, 0])
-    state = take_rows(decoder.unit(x)[1], rows)
+    state = _take_rows(decoder.unit(x)[1], rows)
     assert_close(decoder.unit(x[rows], state)[0], decoder.unit(x[rows], decoder.unit(x[rows])[1])[0])
-    assert take_rows(None, rows) is None
+    assert _take_rows(None, rows) is None
 
 
 # ---- search

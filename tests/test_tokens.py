@@ -14,13 +14,27 @@ from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.sequence import NextSet, future_gap
 from rvnnbook.tasks.tokens import (
-    AncestorAttention, GrowingTree, TokenClassifier, TopDown, ancestors, attend_up, attend_up_literal, compose_nodes, compose_prefixes,
+    AncestorAttention, GrowingTree, TokenClassifier, TopDown, ancestors, _attend_up, _compose_nodes, compose_prefixes,
     draw_tokens, extend_tree, prefix_tree, token_cross_entropy)
 from tests.test_core import boxed, random_steps
 
 some, few = settings(deadline=None, max_examples=40), settings(deadline=None, max_examples=15)
 rows_of = st.lists(random_steps(9), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)
+
+
+def attend_up_literal(queries, keys, values, above, slope):
+    "Token by token and head by head (rir App. H)."
+    found = torch.zeros_like(queries)
+    batch, length, heads, width = queries.shape
+    for b, j, h in torch.cartesian_prod(*map(torch.arange, (batch, length, heads))).tolist():
+        chain = [parent for parent in above[b, j].tolist() if parent >= 0]
+        scores = [queries[b, j, h] @ keys[b, parent, h] / width ** .5 - slope[h] * rank
+                  for rank, parent in enumerate(chain)]
+        if chain:
+            shares = torch.stack(scores).softmax(0)
+            found[b, j, h] = sum(a * values[b, i, h] for a, i in zip(shares, chain))
+    return found
 
 
 def vectors(mask, dim=4, seed=0, padding=torch.nan):
@@ -82,14 +96,14 @@ def test_nodes_are_the_subtrees(rows, seed):
     torch.manual_seed(seed)
     (trees, mask), cell = boxed(rows), GRC(4).double()
     x = vectors(mask, seed=seed, padding=0).requires_grad_()
-    nodes, by_tree, calls = compose_nodes(x, trees, mask, cell), torch.zeros(*mask.shape, 4).double(), []
+    nodes, by_tree, calls = _compose_nodes(x, trees, mask, cell), torch.zeros(*mask.shape, 4).double(), []
     for b, row in enumerate(rows):
         for name, subtree in parents_of(tree_from_steps(row)).items():
             by_tree[b, name] = compose_tree(subtree, list(x[b]), cell)
     assert_close(nodes, by_tree, rtol=0, atol=1e-12)
     inputs = (x, *cell.parameters())
     assert_close(slopes(nodes, inputs), slopes(by_tree, inputs), rtol=0, atol=1e-10)
-    compose_nodes(x, trees, mask, lambda left, right: calls.append(len(left)) or cell(left, right))
+    _compose_nodes(x, trees, mask, lambda left, right: calls.append(len(left)) or cell(left, right))
     assert sum(calls) == sum(len(row) - 1 for row in rows) and len(calls) == len(trees[trees > 0].unique())    # no more than the fold itself
     whole = [max(range(len(row)), key=row.__getitem__) for row in rows]
     roots = compose_by_height(x, trees, mask, cell)
@@ -99,7 +113,7 @@ def test_nodes_are_the_subtrees(rows, seed):
 
 def test_nodes_in_half_precision_are_kept_as_the_leaves_are():
     trees, mask = boxed([[1, 2, 0]])
-    nodes = compose_nodes(torch.ones(1, 3, 2), trees, mask, lambda left, right: (left + right).bfloat16())
+    nodes = _compose_nodes(torch.ones(1, 3, 2), trees, mask, lambda left, right: (left + right).bfloat16())
     assert nodes.dtype == torch.float32 and nodes[0, :, 0].tolist() == [2, 3, 0]
 
 
@@ -116,7 +130,7 @@ def questions(rows, seed, heads=2, width=3):
 @given(rows_of, seeds)
 def test_one_operation_is_the_loop(rows, seed):
     parts, above, slope = questions(rows, seed)
-    (found, shares), literal = attend_up(*parts, above, slope), attend_up_literal(*parts, above, slope)
+    (found, shares), literal = _attend_up(*parts, above, slope), attend_up_literal(*parts, above, slope)
     assert_close(found, literal, rtol=0, atol=1e-12)
     assert_close(slopes(found, (*parts, slope)), slopes(literal, (*parts, slope)), rtol=0, atol=1e-12)
     there = (above >= 0)[:, :, None].expand_as(shares)
@@ -126,24 +140,24 @@ def test_one_operation_is_the_loop(rows, seed):
 
 def test_slopes_of_attention():
     parts, above, slope = questions([[2, 1, 3, 0], [0], [1, 0]], 0, heads=1, width=2)
-    assert torch.autograd.gradcheck(lambda *inputs: attend_up(*inputs[:3], above, inputs[3])[0], (*parts, slope))
+    assert torch.autograd.gradcheck(lambda *inputs: _attend_up(*inputs[:3], above, inputs[3])[0], (*parts, slope))
 
 
 def test_nobody_is_asked_who_does_not_stand_above():
     "NaN would be handed on; a large number that is not asked for must not matter."
     parts, above, slope = questions([[1, 2, 0], [2, 1, 3, 1, 0]], 3)
-    found, _ = attend_up(*parts, above, slope)
+    found, _ = _attend_up(*parts, above, slope)
     with torch.no_grad():
         for part in parts[1:]:
             part[0, 2:] = 1e6                    # places of no parent
             part[1, 4] = -1e6
-    assert_close(attend_up(*parts, above, slope)[0], found)
+    assert_close(_attend_up(*parts, above, slope)[0], found)
 
 
 def test_a_steep_slope_asks_the_innermost_only():
     parts, above, _ = questions([[1, 2, 4, 1, 2, 3, 5, 6, 0]], 1)
     nearest = torch.full((2,), 1e4, dtype=torch.float64)
-    found, shares = attend_up(*parts, above, nearest)
+    found, shares = _attend_up(*parts, above, nearest)
     assert_close(found[0], parts[2][0, above[0, :, 0]])
     assert_close(shares[..., 0], torch.ones(1, 9, 2).double())
 

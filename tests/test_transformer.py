@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.transformer import (POSITIONS, Layer, Transformer, multi_head_attention, attention_literal, check_transformer, multiply_pairs,
-                                           place_pairs, place_powers, recur, run_layers, flip_odd_heads)
+from rvnnbook.encoders.transformer import (POSITIONS, Transformer, multi_head_attention, _check_transformer, _multiply_pairs,
+                                           place_pairs, _place_powers, recur, _run_layers, flip_odd_heads)
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.neighbors import neighbor_weights
 from tests.test_core import boxed, random_steps
@@ -20,6 +20,14 @@ from tests.test_core import boxed, random_steps
 few = settings(deadline=None, max_examples=15)
 positions = pytest.mark.parametrize("position", POSITIONS)
 batches = st.lists(st.integers(1, 7), min_size=1, max_size=3)
+
+
+def attention_literal(queries, keys, values, seen=None):
+    "Every query takes a mean of the values (Vaswani et al. 2017, Eq. 1)."
+    scores = queries @ keys.transpose(-1, -2) / queries.shape[-1] ** 0.5
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1) @ values
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):
@@ -187,18 +195,18 @@ def test_scores_know_the_distance_only(fading, n, longer, pairs, seed):
 
 def test_constants_of_xpos():
     "zeta and theta of a head of width 8, written out."
-    z = place_powers(3, 4, True)[2]
+    z = _place_powers(3, 4, True)[2]
     assert_close(z.abs(), torch.tensor([2 / 7, 13 / 28, 9 / 14, 23 / 28], dtype=torch.float64) ** (1 / 512))
     assert_close(z.angle(), torch.tensor([1, 0.1, 0.01, 0.001], dtype=torch.float64))
-    assert_close(place_powers(3, 4, False)[2].abs(), torch.ones(4, dtype=torch.float64))
-    assert place_powers(3, 4, True) is place_powers(3, 4, True) and not place_powers(6, 1, True)[3].imag.any()
+    assert_close(_place_powers(3, 4, False)[2].abs(), torch.ones(4, dtype=torch.float64))
+    assert _place_powers(3, 4, True) is _place_powers(3, 4, True) and not _place_powers(6, 1, True)[3].imag.any()
     with torch.inference_mode():
-        kept = place_powers(7, 3, True)
+        kept = _place_powers(7, 3, True)
     assert not kept.is_inference()
 
 
 def test_pairs_are_halves():
-    found = multiply_pairs(torch.tensor([[1.0, 0, 0, 2]]), torch.tensor([[1j, 1j]]))
+    found = _multiply_pairs(torch.tensor([[1.0, 0, 0, 2]]), torch.tensor([[1j, 1j]]))
     assert found.tolist() == [[0, -2, 1, 0]]                                          # 1 -> i and 2i -> -2
 
 
@@ -342,7 +350,7 @@ def test_trace_and_start():
     assert states.shape == (4, 2, 5, 8) and states.isfinite().all()
     assert torch.equal(states[0, :, 0], encoder.start.expand(2, -1)) and torch.equal(states[0, 0, 1:], x[0])
     with_start = length_mask(torch.tensor([5, 3]))
-    for before, after in zip(run_layers(encoder.layers, states[0], with_start), states, strict=True):
+    for before, after in zip(_run_layers(encoder.layers, states[0], with_start), states, strict=True):
         assert torch.equal(before, after)
     assert_close(encoder(x, mask).root, encoder.norm(states[-1, :, 0]))
 
@@ -350,7 +358,7 @@ def test_trace_and_start():
 def test_dropout_acts_on_what_is_added():
     "What passes along the sums is never dropped; what is added is, in both halves."
     torch.manual_seed(0)
-    layer, mask = Layer(8, 2, 32, "gelu", 0.5, "xpos").double().train(), torch.ones(1, 50, dtype=torch.bool)
+    layer, mask = Transformer(8, 1, 2, 32, dropout=0.5).double().train().layers[0], torch.ones(1, 50, dtype=torch.bool)
     x = drawn(1, 50, 8)
     for added in (layer.retrieve(x, mask) - x, layer.compose(x, None, mask)[0] - x):
         assert 0.4 < float((added == 0).double().mean()) < 0.6
@@ -393,4 +401,4 @@ def test_odd_shapes_that_are_allowed(options):
 
 
 def test_check_transformer_passes():
-    assert check_transformer(8, 1, 2, "xpos", "relu", True, 1) is None
+    assert _check_transformer(8, 1, 2, "xpos", "relu", True, 1) is None

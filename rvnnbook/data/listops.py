@@ -4,9 +4,10 @@
 __all__ = ['OPERATORS', 'DIGITS', 'VOCABULARY', 'TOKEN_IDS', 'ListOpsError', 'Example', 'tokenize', 'fold_expression', 'evaluate',
            'depth', 'arguments', 'Size', 'expression_size', 'composition_steps', 'draw_expression', 'fingerprint',
            'fingerprint_table', 'official_fingerprints', 'is_test_expression', 'collect_examples', 'unique_draws',
-           'length_table', 'choose_lengths', 'first_share', 'draw_of_length', 'LengthSampler', 'split_bounds',
-           'make_split', 'bracketed', 'MissingFileError', 'parse_line', 'read_listops', 'write_whole', 'write_listops',
-           'data_folder', 'official_path', 'official_test', 'install_official_test', 'ListOpsBatch', 'collate_listops']
+           'max_min_examples', 'length_table', 'choose_lengths', 'first_share', 'draw_of_length', 'LengthSampler',
+           'split_bounds', 'make_split', 'bracketed', 'MissingFileError', 'split_fields', 'parse_line', 'read_listops',
+           'write_whole', 'write_listops', 'data_folder', 'official_path', 'official_test', 'install_official_test',
+           'ListOpsBatch', 'collate_listops']
 
 # %% ../../nbs/implementations/listops.ipynb #27818825
 import hashlib
@@ -245,6 +246,22 @@ def unique_draws(
                                    exclude_test=exclude_test):
         yield Example(evaluate(tokens), tokens)
 
+# %% ../../nbs/implementations/listops.ipynb #77a4ef7e
+def max_min_examples(
+    count: int,           # expressions wanted, >= 0
+    seed: int,            # seed of the draws
+    shortest: int = 4,    # fewest tokens
+    longest: int = 20,    # most tokens
+) -> list[Example]:       # different examples, in the order of the draws
+    "Different expressions of MAX and MIN with their values."
+    random, found = Random(seed), {}
+    while len(found) < count:
+        drawn = draw_expression(random)
+        tokens = tuple({"[MED": "[MIN", "[SM": "[MAX"}.get(token, token) for token in drawn)
+        if shortest <= len(tokens) <= longest:
+            found[tokens] = Example(evaluate(tokens), tokens)
+    return list(found.values())
+
 # %% ../../nbs/implementations/listops.ipynb #f6107cc0
 def length_table(
     longest: int,                         # largest length in the table, >= 1 tokens
@@ -434,14 +451,22 @@ class MissingFileError(ListOpsError, FileNotFoundError):
     "A ListOps file that does not exist."
 
 
+def split_fields(
+    line: bytes,           # one line of a file
+    error: type[Exception],    # raised if it is not UTF-8
+) -> list[str]:            # what stands between its tabs
+    "Fields of a line."
+    try:
+        return line.decode("utf-8").rstrip("\r\n").split("\t")
+    except UnicodeDecodeError as problem:
+        raise error(f"not UTF-8 at byte {problem.start}") from None
+
+
 def parse_line(
     line: bytes,  # one line of a file
 ) -> Example:
     "Parse one line: label, tab, expression; raise ListOpsError if anything in it is wrong."
-    try:
-        fields = line.decode("utf-8").rstrip("\r\n").split("\t")
-    except UnicodeDecodeError as problem:
-        raise ListOpsError(f"not UTF-8 at byte {problem.start}") from None
+    fields = split_fields(line, ListOpsError)
     if len(fields) != 2:
         raise ListOpsError("expected two fields, label and expression, with a tab between them, "
                            f"found {len(fields)}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .listops import data_folder, write_whole
+from .listops import data_folder, split_fields, write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -163,10 +163,7 @@ def fields_of(
     line: bytes,              # label, tab, left formula, tab, right formula
 ) -> list[str]:               # label, left, right
     "Take a line apart; the formulas are not looked at."
-    try:
-        fields = line.decode("utf-8").rstrip("\r\n").split("\t")
-    except UnicodeDecodeError as problem:
-        raise LogicError(f"not UTF-8 at byte {problem.start}") from None
+    fields = split_fields(line, LogicError)
     if len(fields) != 3:
         raise LogicError("expected three fields, label, left and right formula, with tabs "
                          f"between them, found {len(fields)}")

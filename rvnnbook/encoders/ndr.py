@@ -60,11 +60,9 @@ class RoutingAttention(nn.Module):
         content = ((queries + self.content_bias[:, None]) * self.content_scale) @ keys.mT
         return content + directional_bias(sides * self.direction_scale + self.logit_bias), values
 
-    def forward(
-        self,
-        states: Tensor,                   # H, (B, N, D)
-        exists: Tensor,                   # E, (B, N), True = token, or existence in [0, 1]
-    ) -> tuple[Tensor, Tensor]:           # what was fetched, (B, N, D); A, (B, H, N, N)
+    def forward(self, states: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+        """`states`: H, (B, N, D); `exists`: E, (B, N), True = token, or existence in [0, 1].
+        Returns: what was fetched, (B, N, D); A, (B, H, N, N)."""
         logits, values = self.scores(states)
         attention = geometric_attention(logits, exists, self.normalize)
         fetched = attention.to(values.dtype) @ values
@@ -109,12 +107,11 @@ class RoutingLayer(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
-    def layer(
-        self,
-        states: Tensor,                   # H, (B, N, D)
-        exists: Tensor,                   # E, (B, N), True = token, or existence in [0, 1]
-        stays: Tensor | None = None,      # True = keeps its old state, (B, N, 1) bool
-    ) -> tuple[Tensor, Tensor, Tensor]:   # H' (B, N, D); G (B, N, D or 1); A (B, H, N, N)
+    def layer(self, states: Tensor, exists: Tensor,
+              stays: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """`states`: H, (B, N, D); `exists`: E, (B, N), True = token, or existence in [0, 1];
+        `stays`: True = keeps its old state, (B, N, 1) bool. Returns: H' (B, N, D); G
+        (B, N, D or 1); A (B, H, N, N)."""
         fetched, attention = self.attn(states, exists)
         together = self.norm1(states + self.dropout(fetched))
         gate = self.ffn_gate(together).sigmoid().to(states.dtype)

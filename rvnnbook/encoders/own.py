@@ -11,7 +11,7 @@ import inspect
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core import Encoder, EncoderOutput, batch_gap, check_batch, padding_gap
 
@@ -33,15 +33,9 @@ class OwnEncoder(Encoder):
         every = any(p.kind is p.VAR_KEYWORD for p in known.values())
         self.accepted = [key for key in ("trees", "generator", "trace") if key in known or every]
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token
-        *,
-        trees: Tensor | None = None,                 # composition steps, (B, N)
-        generator: torch.Generator | None = None,    # of random draws
-        trace: bool = False,                         # also return the decisions made
-    ) -> EncoderOutput:
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
+        """`x`: token vectors, (B, N, D); `mask`: (B, N) bool, True = token; `trees`: composition
+        steps, (B, N); `generator`: of random draws; `trace`: also return the decisions made."""
         given = {"trees": trees, "generator": generator, "trace": trace}
         x = check_batch(x, mask, self.dim)
         found = self.inner(x, mask, **{key: given[key] for key in self.accepted})

@@ -5,7 +5,7 @@ __all__ = ['RvNN']
 
 # %% ../../nbs/implementations/rvnn.ipynb #117dca0a
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core import Encoder, EncoderOutput, check_batch
 from ..layers.cells import make_cell
@@ -34,15 +34,10 @@ class RvNN(Encoder):
         "The composition function."
         return getattr(self, self.cell_name)
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # composition steps, (B, N), required
-        generator: torch.Generator | None = None,    # not used: nothing is drawn
-        trace: bool = False,                         # keep the trees in the result
-    ) -> EncoderOutput:                              # root (B, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
+        """`x`: token vectors, (B, N, D); `mask`: (B, N) bool, True = token, tokens first;
+        `trees`: composition steps, (B, N), required; `generator`: not used: nothing is drawn;
+        `trace`: keep the trees in the result. Returns: root (B, D)."""
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         root = compose_by_height(leaves, trees, mask, self.cell)
         return EncoderOutput(root=root[:, :self.dim], trace={"trees": trees} if trace else None)

@@ -38,11 +38,9 @@ class S4DBlock(nn.Module):
         self.dropout, self.glu = nn.Dropout(dropout), nn.Linear(dim, 2 * dim)
         self.norm = nn.Identity() if norm == "none" else nn.LayerNorm(dim)
 
-    def forward(
-        self,
-        states: Tensor,        # (B, N, D), finite on padding
-        mask: Tensor,          # (B, N) bool, True = token
-    ) -> Tensor:               # (B, N, D), finite on padding
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """`states`: (B, N, D), finite on padding; `mask`: (B, N) bool, True = token. Returns:
+        (B, N, D), finite on padding."""
         read = self.norm(states) if self.place == "pre" else states
         read = torch.where(mask[..., None], read, 0)
         past, future = self.kernel(states.shape[1])

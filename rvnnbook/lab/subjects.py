@@ -23,7 +23,7 @@ from ..encoders.efficient_beam import EfficientBeam, literal_search
 from ..encoders.rir_beam import RIRBeam, literal_nested
 from ..encoders.self_iru import IRU, self_iru_literal
 from ..layers.attention import geometric_attention, geometric_window
-from ..layers.scan import linear_scan, scan_indexed, scan_unbound
+from ..layers.scan import linear_scan, scan_steps
 from ..layers.tree_search import (
     arena_search, encode_with_search, label_nodes, search_and_replay, trace_back)
 from ..registry import create_encoder, list_encoders
@@ -203,9 +203,13 @@ class GatedMemory(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # the last state, (B, D)
         gate, new = self.leaf(x).chunk(2, -1)
         f = gate.sigmoid().masked_fill(~mask[..., None], 1)
-        loops = {"unbound": scan_unbound, "indexed": scan_indexed}
-        scan = loops.get(self.form, partial(linear_scan, form=self.form))
-        return scan(f, (1 - f) * new.tanh(), torch.zeros_like(f[:, 0]))[:, -1]
+        b = (1 - f) * new.tanh()
+        slices = {"unbound": lambda: zip(f.unbind(1), b.unbind(1)),
+                  "indexed": lambda: ((f[:, t], b[:, t]) for t in range(f.shape[1]))}
+        c0 = torch.zeros_like(b[:, 0])
+        if self.form in slices:
+            return scan_steps(slices[self.form](), c0)[:, -1]
+        return linear_scan(f, b, c0, self.form)[:, -1]
 
 # %% ../../nbs/workshop/subjects.ipynb #613d232f
 def scanned(encoder: nn.Module, x: Tensor, mask: Tensor) -> tuple:   # root, no loss, steps (B,)

@@ -4,8 +4,8 @@
 __all__ = ['OPTIMIZERS', 'BETTER', 'make_optimizer', 'TrainConfig', 'check_config', 'copy_of', 'Run', 'classification_loss',
            'gradient', 'TrainingError', 'step', 'check', 'pack_state', 'unpack_state', 'CheckpointError',
            'write_synced', 'sync_folder', 'write_checkpoint', 'read_checkpoint', 'save', 'refuse_other_settings',
-           'restore', 'stop_signals', 'agree', 'Outcome', 'train', 'evaluate_classifier', 'load_best', 'export_weights',
-           'load_weights']
+           'restore', 'stop_signals', 'agree', 'Outcome', 'train', 'evaluate_classifier', 'fit_classifier',
+           'fit_scorer', 'load_best', 'export_weights', 'load_weights']
 
 # %% ../../nbs/workshop/train.ipynb #3f7dde58
 import hashlib
@@ -16,7 +16,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import BucketLoader, to_device, shard_batch
+from ..data.listops import VOCABULARY, collate_listops
 from .records import current_names, git_state, machine
-from ..tasks.classify import cross_entropy, predict_labels
+from ..tasks.classify import Classifier, cross_entropy, load_pretrained, predict_labels
 
 # %% ../../nbs/workshop/train.ipynb #fc753625
 OPTIMIZERS = ("radam_lookahead", "radam", "adamw")
@@ -460,6 +461,51 @@ def evaluate_classifier(model: nn.Module, dealt: Iterable) -> dict[str, float]: 
     right = torch.cat(right)
     return {"accuracy": float(right.double().mean()),
             "nll": float(sum(nats) / len(right))}
+
+# %% ../../nbs/workshop/train.ipynb #969e79fe
+def fit_classifier(
+    encoder: nn.Module,        # with new weights
+    examples: Sequence,        # of ListOps
+    epochs: int,               # passes over the examples
+    trees_of: Callable = lambda batch: batch.trees,    # the trees that the encoder is given
+) -> tuple[Classifier, list[float]]:                   # the trained model; its loss at every step
+    "Train a classifier of expressions with AdamW."
+    model = Classifier(encoder, vocabulary=len(VOCABULARY), classes=10)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batches, losses = BucketLoader(examples, 64, collate_listops, seed=0), []
+    while batches.epoch < epochs:
+        batch = batches.next()
+        loss = model(batch.ids, batch.mask, trees=trees_of(batch), labels=batch.labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses
+
+# %% ../../nbs/workshop/train.ipynb #8906daac
+def fit_scorer(
+    make: Callable,            # make(): an encoder with the modules of EBT-GRC
+    examples: Sequence,        # of ListOps
+    steps: int,                # steps of Adam, on twelve examples each
+    measure: Callable,         # measure(model): a number
+    every: int = 10,           # steps between two measurements
+) -> list[float]:              # what was measured, first before training
+    "Train a new scorer in the trained EBT-GRC, with everything else frozen."
+    torch.manual_seed(0)
+    model, encoder = load_pretrained("ebt_grc", "listops"), make()
+    encoder.load_state_dict(model.encoder.state_dict())
+    for layer in encoder.scorer:
+        layer.reset_parameters()
+    model.encoder, curve = encoder, []
+    optimizer = torch.optim.Adam(encoder.scorer.parameters(), lr=1e-2)
+    for step in range(steps + 1):
+        if step % every == 0:
+            curve.append(measure(model))
+        batch = collate_listops([examples[i] for i in torch.randint(len(examples), (12,))])
+        optimizer.zero_grad()
+        cross_entropy(model.train()(batch.ids, batch.mask).logits, batch.labels).backward()
+        optimizer.step()
+    return curve
 
 # %% ../../nbs/workshop/train.ipynb #b2da27bf
 def load_best(model: nn.Module, folder: str | Path) -> dict:       # of a run, finished or not

@@ -55,10 +55,8 @@ LOG2_E = math.log2(math.e)         # exp(x) = exp2(x * LOG2_E)
 class NearestMatch(torch.autograd.Function):
     "Weights of the nearest match; the backward pass keeps only logits and weights."
     @staticmethod
-    def forward(
-        ctx,
-        logits: Tensor,            # s, C = sigmoid(s), (..., N, N)
-    ) -> Tensor:                   # A, (..., N, N)
+    def forward(ctx, logits: Tensor) -> Tensor:
+        "`logits`: s, C = sigmoid(s), (..., N, N). Returns: A, (..., N, N)."
         missed = F.logsigmoid(-logits)
         missed.diagonal(dim1=-2, dim2=-1).zero_()          # the query itself is not visited
         order = outward_order(logits.shape[-1], logits.device)

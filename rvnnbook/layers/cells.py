@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core import check_choice
+
 # %% ../../nbs/cells.ipynb #b81baf28
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu}
 
@@ -27,8 +29,7 @@ class GRC(nn.Module):
         dropout: float = 0.0,           # probability of dropping a hidden unit, in [0, 1)
     ):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+        check_choice("activation", activation, ACTIVATIONS)
         self.dim, self.state_dim = dim, dim
         self.w1 = nn.Linear(2 * dim, hidden or 4 * dim)
         self.w2 = nn.Linear(hidden or 4 * dim, 4 * dim)
@@ -36,11 +37,9 @@ class GRC(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        left: Tensor,                   # l, left children, (..., D)
-        right: Tensor,                  # r, right children, (..., D)
-    ) -> Tensor:                        # parents, (..., D)
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """`left`: l, left children, (..., D); `right`: r, right children, (..., D). Returns:
+        parents, (..., D)."""
         hidden = self.dropout(self.activation(self.w1(torch.cat([left, right], -1))))
         keep_left, keep_right, write, content = self.w2(hidden).chunk(4, -1)
         mixed = (keep_left.sigmoid() * left + keep_right.sigmoid() * right
@@ -67,11 +66,9 @@ class TreeLSTMCell(nn.Module):
         with torch.no_grad():
             self.gates.bias[dim:3 * dim] = forget_bias
 
-    def forward(
-        self,
-        left: Tensor,                   # [h_l; c_l], states of left children, (..., 2 D)
-        right: Tensor,                  # [h_r; c_r], states of right children, (..., 2 D)
-    ) -> Tensor:                        # [h; c], states of the parents, (..., 2 D)
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """`left`: [h_l; c_l], states of left children, (..., 2 D); `right`: [h_r; c_r], states of
+        right children, (..., 2 D). Returns: [h; c], states of the parents, (..., 2 D)."""
         (h_left, c_left), (h_right, c_right) = left.chunk(2, -1), right.chunk(2, -1)
         gates = self.gates(torch.cat([h_left, h_right], -1))
         write, keep_left, keep_right, show, new = gates.chunk(5, -1)
@@ -96,8 +93,7 @@ def make_cell(
     dropout: float = 0.0,           # in [0, 1)
 ) -> tuple[str, nn.Module]:         # name of the parameters, "grc" or "tree_lstm"; the cell
     "A cell by name."
-    if name not in ("grc", "lstm"):
-        raise ValueError(f"unknown cell {name!r}; known: grc, lstm")
+    check_choice("cell", name, ("grc", "lstm"))
     if name == "grc":
         return "grc", GRC(dim, hidden, activation, dropout)
     if hidden is not None or activation != "gelu":

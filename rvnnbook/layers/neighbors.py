@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..core import check_choice
+
 # %% ../../nbs/neighbors.ipynb #6b949e91
 def cumulative_weights(
     exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
@@ -44,8 +46,7 @@ def neighbor_weights(
     "Neighbor weights on one side (crvnn Eq. 5 or Eq. 6)."
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', got {side!r}")
-    if retriever not in RETRIEVERS:
-        raise ValueError(f"unknown retriever {retriever!r}; known: {', '.join(RETRIEVERS)}")
+    check_choice("retriever", retriever, RETRIEVERS)
     if side == "left":
         return RETRIEVERS[retriever](exists)
     return RETRIEVERS[retriever](exists.flip(-1)).flip(-2, -1)

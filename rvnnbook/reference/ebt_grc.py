@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .beam_tree import Hypothesis
+from .beam_tree import Hypothesis, search_trees
 from .crvnn import GRC
 
 # %% ../../nbs/efficient_beam_tree.ipynb #8d7a96d2
@@ -71,8 +71,4 @@ class EBTGRC(nn.Module):
         return [self.merge(*proposals[i]) for i in kept]         # K compositions
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Hypothesis]]:    # (N, D) -> root (D,)
-        hypotheses = [Hypothesis(self.leaf_norm(self.leaf(x)), x.new_zeros(()))]
-        for _ in range(len(x) - 1):
-            hypotheses = self.step(hypotheses)
-        weights = torch.stack([one.score for one in hypotheses]).softmax(-1)
-        return weights @ torch.stack([one.nodes[0] for one in hypotheses]), hypotheses
+        return search_trees(self.step, self.leaf_norm(self.leaf(x)))

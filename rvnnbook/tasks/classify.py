@@ -56,16 +56,13 @@ class Classifier(nn.Module):
         self.dropout_in, self.dropout_out = nn.Dropout(dropout_in), nn.Dropout(dropout_out)
         self.head_input, self.activation = nn.Identity(), F.gelu    # other tasks, other choices
 
-    def forward(
-        self,
-        ids: Tensor,                              # token ids in [0, V), (B, N) int64
-        mask: Tensor,                             # (B, N) bool, True = token
-        *,
-        trees: Tensor | None = None,              # composition steps, (B, N), if needed
-        labels: Tensor | None = None,             # true labels, (B,); adds their cross-entropy
-        generator: torch.Generator | None = None, # for encoders that draw
-        trace: bool = False,                      # keep the encoder's trace
-    ) -> ClassifierOutput:                        # logits (B, classes or 1), loss, encoding
+    def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
+                labels: Tensor | None = None, generator: torch.Generator | None = None,
+                trace: bool = False) -> ClassifierOutput:
+        """`ids`: token ids in [0, V), (B, N) int64; `mask`: (B, N) bool, True = token;
+        `trees`: composition steps, (B, N), if needed; `labels`: true labels, (B,); adds their
+        cross-entropy; `generator`: for encoders that draw; `trace`: keep the encoder's trace.
+        Returns: logits (B, classes or 1), loss, encoding."""
         x = self.dropout_in(self.in_proj(self.embedding(ids)))
         encoding = self.encoder(x, mask, trees=trees, generator=generator, trace=trace)
         features = self.head_input(encoding.root)

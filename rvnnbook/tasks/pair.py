@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core import check_choice
 from .classify import Classifier, ClassifierOutput
 
 # %% ../../nbs/implementations/pair.ipynb #900ff8ed
@@ -17,8 +18,7 @@ def pair_features(
     order: str = "paper",  # "paper": distance before product; "code": product before distance
 ) -> Tensor:               # o, (..., 4 D)
     "Input features of the head for a pair of sentence vectors (crvnn Eq. 19)."
-    if order not in ("paper", "code"):
-        raise ValueError(f"unknown order of features {order!r}; known: paper, code")
+    check_choice("order of features", order, ("paper", "code"))
     compared = [(first - second).abs(), first * second]
     return torch.cat([first, second, *compared[::1 if order == "paper" else -1]], -1)
 
@@ -41,10 +41,8 @@ class PairFeatures(nn.Module):
         self.order = order
         pair_features(torch.zeros(1), torch.zeros(1), order)        # refuses an unknown order
 
-    def forward(
-        self,
-        roots: Tensor,            # s1, s2 of the first pair, then of the second, ..., (2 B, D)
-    ) -> Tensor:                  # (B, 4 D)
+    def forward(self, roots: Tensor) -> Tensor:
+        "`roots`: s1, s2 of the first pair, then of the second, ..., (2 B, D). Returns: (B, 4 D)."
         return pair_features(*roots.unflatten(0, (-1, 2)).unbind(1), self.order)
 
 # %% ../../nbs/implementations/pair.ipynb #2f7cf86f
@@ -55,32 +53,25 @@ class PairClassifier(Classifier):
         encoder: nn.Module,            # any encoder of the book, with its width in encoder.dim
         vocabulary: int,               # V, number of token types
         classes: int,                  # number of labels, >= 2; two labels share one score
-        embedding_dim: int | None = None,   # width of the embedding; D if not given
         layers: int = 2,               # layers of the head, 1 or 2
-        dropout_in: float = 0.0,       # dropout before the encoder, in [0, 1)
-        dropout_out: float = 0.0,      # dropout before the last layer, in [0, 1)
         features: str = "paper",       # order of the features, "paper" or "code"
         activation: str = "gelu",      # between the head's two layers, "gelu" or "elu"
+        **options,                     # of Classifier: embedding_dim, dropout_in, dropout_out
     ):
-        super().__init__(encoder, vocabulary, classes, embedding_dim, layers,
-                         dropout_in, dropout_out)
-        if activation not in ("gelu", "elu"):
-            raise ValueError(f"unknown activation {activation!r}; known: gelu, elu")
+        super().__init__(encoder, vocabulary, classes, layers=layers, **options)
+        check_choice("activation", activation, ("gelu", "elu"))
         if layers == 1 and activation != "gelu":
             raise ValueError(f"a head of one layer has no activation, got {activation!r}")
         self.head_input, self.activation = PairFeatures(features), getattr(F, activation)
         self.head[0] = nn.Linear(4 * encoder.dim, self.head[0].out_features)
 
-    def forward(
-        self,
-        ids: Tensor,                              # token ids in [0, V), (B, 2, N) int64
-        mask: Tensor,                             # (B, 2, N) bool, True = token
-        *,
-        trees: Tensor | None = None,              # composition steps, (B, 2, N), if needed
-        labels: Tensor | None = None,             # true labels, (B,); adds their cross-entropy
-        generator: torch.Generator | None = None, # for encoders that draw
-        trace: bool = False,                      # keep the encoder's trace
-    ) -> ClassifierOutput:                        # logits (B, classes or 1); encoding of 2 B
+    def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
+                labels: Tensor | None = None, generator: torch.Generator | None = None,
+                trace: bool = False) -> ClassifierOutput:
+        """`ids`: token ids in [0, V), (B, 2, N) int64; `mask`: (B, 2, N) bool, True = token;
+        `trees`: composition steps, (B, 2, N), if needed; `labels`: true labels, (B,); adds their
+        cross-entropy; `generator`: for encoders that draw; `trace`: keep the encoder's trace.
+        Returns: logits (B, classes or 1); encoding of 2 B."""
         if ids.ndim != 3 or ids.shape[1] != 2 or mask.shape != ids.shape:
             raise ValueError("ids and mask of pairs have the shape (B, 2, N), "
                              f"got {tuple(ids.shape)} and {tuple(mask.shape)}")

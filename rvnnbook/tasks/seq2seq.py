@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['token_nll', 'attention_weights', 'Memory', 'DecoderOutput', 'Decoder', 'shifted', 'Seq2Seq', 'seq2seq_loss', 'extend',
-           'take_rows', 'AnswerBeam', 'search_answers', 'answer', 'exact', 'evaluate_seq2seq']
+           'AnswerBeam', 'search_answers', 'answer', 'exact', 'evaluate_seq2seq']
 
 # %% ../../nbs/implementations/seq2seq.ipynb #748c7f41
 import math
@@ -73,12 +73,9 @@ class Decoder(nn.Module):
         self.join, self.out = nn.Linear(2 * dim, dim), nn.Linear(dim, vocabulary)
         self.dropout_in, self.dropout_out = nn.Dropout(dropout_in), nn.Dropout(dropout_out)
 
-    def forward(
-        self,
-        memory: Memory,          # encoded questions
-        words: Tensor,           # preceding words, (B, M) int64
-        state=None,              # state from the last call; None: initial state
-    ) -> DecoderOutput:
+    def forward(self, memory: Memory, words: Tensor, state=None) -> DecoderOutput:
+        """`memory`: encoded questions; `words`: preceding words, (B, M) int64; `state`: state from
+        the last call; None: initial state."""
         root = self.begin(memory.root)[:, None]
         x = self.embedding(words) + torch.where((words == START)[..., None], root, 0)
         states, state = run_reader(self.unit, self.dropout_in(x), state)
@@ -109,26 +106,21 @@ class Seq2Seq(nn.Module):
         self.embedding = nn.Embedding(vocabulary, encoder.dim)
         self.decoder = Decoder(encoder.dim, vocabulary, unit, dropout_in, dropout_out)
 
-    def read(
-        self,
-        ids: Tensor,                                 # tokens of the questions, (B, N) int64
-        mask: Tensor,                                # True = token, (B, N) bool
-        generator: torch.Generator | None = None,    # for stochastic encoders
-    ) -> tuple[Memory, EncoderOutput]:               # encoded questions; the encoder's output
+    def read(self, ids: Tensor, mask: Tensor,
+             generator: torch.Generator | None = None) -> tuple[Memory, EncoderOutput]:
+        """`ids`: tokens of the questions, (B, N) int64; `mask`: True = token, (B, N) bool;
+        `generator`: for stochastic encoders. Returns: encoded questions; the encoder's output."""
         x = self.dropout_in(self.embedding(ids))
         found = self.encoder(x, mask, generator=generator)
         if found.states is None:
             raise ValueError(f"{type(self.encoder).__name__} gives no states to look at")
         return Memory(torch.where(mask[..., None], found.states, 0), mask, found.root), found
 
-    def forward(
-        self,
-        ids: Tensor,                                 # tokens of the questions, (B, N) int64
-        mask: Tensor,                                # True = token, (B, N) bool
-        targets: Tensor,                             # y, target words, (B, M) int64
-        *,
-        generator: torch.Generator | None = None,    # for stochastic encoders
-    ) -> EncoderOutput:                              # of the encoder; states: logits, (B, M, V)
+    def forward(self, ids: Tensor, mask: Tensor, targets: Tensor, *,
+                generator: torch.Generator | None = None) -> EncoderOutput:
+        """`ids`: tokens of the questions, (B, N) int64; `mask`: True = token, (B, N) bool;
+        `targets`: y, target words, (B, M) int64; `generator`: for stochastic encoders. Returns:
+        of the encoder; states: logits, (B, M, V)."""
         memory, found = self.read(ids, mask, generator)
         return found._replace(states=self.decoder(memory, shifted(targets)).scores)
 
@@ -162,14 +154,15 @@ def extend(
             ended.gather(1, source) | (word == END))
 
 # %% ../../nbs/implementations/seq2seq.ipynb #3ee4b921
-def take_rows(
-    state,                 # tensors with rows on the last axis but one, in lists and tuples; None
-    rows: Tensor,          # which rows, (R,) int64
-) -> Any:                  # the state of these rows
-    "Select rows of a decoder's state."
+def _take_rows(state, rows: Tensor) -> Any:
+    """Select rows of a decoder's state.
+
+    `state`: tensors with rows on the last axis but one, in lists and tuples; None; `rows`: which
+    rows, (R,) int64. Returns: the state of these rows.
+    """
     if isinstance(state, Tensor):
         return state.index_select(-2, rows)
-    return state if state is None else type(state)(take_rows(part, rows) for part in state)
+    return state if state is None else type(state)(_take_rows(part, rows) for part in state)
 
 # %% ../../nbs/implementations/seq2seq.ipynb #9444481f
 class AnswerBeam(NamedTuple):
@@ -200,7 +193,7 @@ def search_answers(
         said, state = step(words[:, :, -1].flatten(), state)
         source, word, logs, lengths, ended = extend(
             logs, lengths, ended, said.unflatten(0, (rows, beam)), penalty)
-        state = take_rows(state, (first + source).flatten())
+        state = _take_rows(state, (first + source).flatten())
         words = words.gather(1, source[..., None].expand_as(words))
         words = torch.cat([words, word[..., None]], 2)
     return AnswerBeam(words[:, :, 1:], logs)

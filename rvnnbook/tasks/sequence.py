@@ -58,11 +58,9 @@ class KeyByKey(nn.Module):
         super().__init__()
         self.register_buffer("odds", odds)
 
-    def forward(
-        self,
-        rolls: Tensor,        # x, 1 where a key sounds, (B, T, K)
-        mask: Tensor,         # True = step of the piece, (B, T) bool; not used
-    ) -> EncoderOutput:       # root: steps in which each key sounds, (B, K); states: scores
+    def forward(self, rolls: Tensor, mask: Tensor) -> EncoderOutput:
+        """`rolls`: x, 1 where a key sounds, (B, T, K); `mask`: True = step of the piece, (B, T)
+        bool; not used. Returns: root: steps in which each key sounds, (B, K); states: scores."""
         silent, sounds = self.odds
         return EncoderOutput(root=rolls.sum(1), states=torch.where(rolls > 0, sounds, silent))
 
@@ -118,13 +116,11 @@ class NextSet(nn.Module):
         self.in_proj, self.out_proj = nn.Linear(keys, encoder.dim), nn.Linear(encoder.dim, keys)
         self.dropout_in, self.dropout_out = nn.Dropout(dropout_in), nn.Dropout(dropout_out)
 
-    def forward(
-        self,
-        rolls: Tensor,                               # x, 1 where a key sounds, (B, T, K)
-        mask: Tensor,                                # True = step of the piece, (B, T) bool
-        *,
-        generator: torch.Generator | None = None,    # for stochastic encoders
-    ) -> EncoderOutput:                              # the encoder's; states: scores, (B, T, K)
+    def forward(self, rolls: Tensor, mask: Tensor, *,
+                generator: torch.Generator | None = None) -> EncoderOutput:
+        """`rolls`: x, 1 where a key sounds, (B, T, K); `mask`: True = step of the piece, (B, T)
+        bool; `generator`: for stochastic encoders. Returns: the encoder's; states: scores,
+        (B, T, K)."""
         x = self.dropout_in(self.in_proj(rolls))
         encoding = self.encoder(x, mask, generator=generator)
         return encoding._replace(states=self.out_proj(self.dropout_out(encoding.states)))
