@@ -227,7 +227,7 @@ def bar_chart(
                         textcoords="offset points")
     ax.set(xticks=[k * (size + 1) + (size - 1) / 2 for k in range(len(groups))],
            xticklabels=list(groups), **axes)
-    if bars: ax.legend(frameon=False, fontsize=8, ncols=len(bars), loc="upper center")
+    if bars: ax.legend(frameon=False, fontsize=9, ncols=len(bars), loc="upper center")
     return fig
 
 # %% ../../nbs/workshop/plots.ipynb #a10c0008
@@ -280,7 +280,7 @@ def block_diagram(
         ax.plot([x1, x1, x2], [y1 - h1 - .04, base, base], color="black", lw=1.2)
         draw_arrow(ax, (x2, base), (x2, y2 - h2 - .04))
         ax.text((x1 + x2) / 2, base - .14, loop[2], ha="center", va="center", fontsize=9)
-    for x, y, text in notes: ax.text(x, y, text, ha="center", va="center", fontsize=8)
+    for x, y, text in notes: ax.text(x, y, text, ha="center", va="center", fontsize=9)
     ax.set(xlim=(left - .1, right + .1), ylim=(low - .1, high + .1))
     ax.axis("off")
     return fig
@@ -299,7 +299,7 @@ def draw_arrow(
     if text:
         flat = abs(end[0] - start[0]) > abs(end[1] - start[1])
         ax.annotate(text, ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2),
-                    (0, 4) if flat else (4, 0), textcoords="offset points", fontsize=8,
+                    (0, 4) if flat else (4, 0), textcoords="offset points", fontsize=9,
                     ha="center" if flat else "left", va="bottom" if flat else "center")
 
 # %% ../../nbs/workshop/plots.ipynb #a10c000e

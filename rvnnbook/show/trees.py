@@ -298,7 +298,7 @@ def genealogy_line(
     ink, wide, bend = *((COLORS[1], 4) if common else (COLORS[0], 2)), x1 + 14
     return (f'<path class="line" d="M{x1:.1f} {y1:.1f}L{bend:.1f} {y2:.1f}L{x2:.1f} {y2:.1f}" '
             f'stroke="{ink}" stroke-width="{wide}" fill="none"/>'
-            f'<text x="{(bend + x2) / 2:.1f}" y="{y2 - 6:.1f}" font-size="10">'
+            f'<text x="{(bend + x2) / 2:.1f}" y="{y2 - 6:.1f}" font-size="12">'
             f"{html.escape(text)}</text>")
 
 # %% ../../nbs/workshop/trees.ipynb #a20c000d
@@ -324,7 +324,7 @@ def genealogy_drawing(
                      'stroke="currentColor" stroke-opacity="0.5" fill="none"/>')
     marks += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLORS[0]}"/>'
               for x, y in at.values()]
-    marks += [f'<text x="{20 + step_width * t}" y="{height + 78}" font-size="11">{t}</text>'
+    marks += [f'<text x="{20 + step_width * t}" y="{height + 78}" font-size="12">{t}</text>'
               for t in range(steps + 1)]
     return tree_svg([f'<g fill="currentColor">{"".join(marks)}</g>'],
                     (40 + step_width * steps, height + 88))
