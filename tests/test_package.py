@@ -118,6 +118,8 @@ def test_public_names_have_docstrings_and_docments():
                 continue
             if not ast.get_docstring(node):
                 bare.append(f"{path.name}: {node.name} has no docstring")
+            if "lab" in path.parts or path.name == "cli.py":     # a comment only where the name does not say it
+                continue
             inner = [node] if isinstance(node, ast.FunctionDef) else [n for n in node.body if getattr(n, "name", "") == "__init__"]
             for function in inner:
                 for argument in function.args.args + function.args.kwonlyargs:

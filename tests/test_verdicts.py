@@ -22,8 +22,8 @@ from rvnnbook.lab.records import code_hashes, current_names
 from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab import verdicts
 from rvnnbook.lab.verdicts import (CAP, NEAR, RISE, VERDICTS, answer_row, floor_of,
-                                   has_learned, headline, how_ended, judge_number, last_digit, still_rising, asked_in_full, tolerance,
-                                   trained_in_full, verdict_lines, verdict_notes, versus, waiting)
+                                   has_learned, how_ended, judge_number, last_digit, still_rising, asked_in_full, tolerance,
+                                   trained_in_full, versus)
 from tests.records import make, paper_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +32,17 @@ import run_queue  # noqa: E402
 from run_queue import QUEUE, queue_page  # noqa: E402
 
 CODE = code_hashes(["rvnnbook.core"])
+SOURCES = ["".join(cell["source"]) for cell in json.loads((ROOT / "nbs" / "versus.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+PAGE = {}                                  # what the page defines before it reads the records
+exec("\n".join(itertools.takewhile(lambda source: "read_records()" not in source, SOURCES)), PAGE)
+verdict_lines, verdict_notes, waiting = (PAGE[name] for name in ("verdict_lines", "verdict_notes", "waiting"))
+
+
+def beside(name, records):
+    "A table as the page shows it."
+    return PAGE["Beside"](*vars(versus(name, records)).values())
+
+
 spreads = st.one_of(st.none(), st.floats(0, 20))
 counts = st.integers(1, 30)
 
@@ -368,10 +379,10 @@ def test_a_row_is_as_careful_as_its_worst_number():
 
 def test_rows_with_other_settings_are_listed_in_groups():
     records = [paper_run(.99), run(.6, "official, listops_o_test", experiment="nested", parameters={"model": "S4D", "dim": 64})]
-    said = " ".join(verdict_notes(versus("rir.table2_and_5", records)))
+    said = " ".join(verdict_notes(beside("rir.table2_and_5", records)))
     assert "only rows of one group are comparable" in said
     assert "length_generalization, paper profile, d = 128: EBT-GRC" in said and "nested, cpu profile, d = 64: S4D" in said
-    assert "comparable" not in " ".join(verdict_notes(versus("rir.table2_and_5", records[:1])))
+    assert "comparable" not in " ".join(verdict_notes(beside("rir.table2_and_5", records[:1])))
     assert "length_generalization; d = 128; 250 steps; best validation accuracy; paper profile; seed 0; a processor; commit abababa" in said
 
 
@@ -379,7 +390,7 @@ def test_reviews_that_were_cut_are_no_test_of_the_papers():
     paper = paper_table("rir.table6").value("EBT-GRC", "imdb_contrast")[0] / 100
     def told(longest, split="IMDB contrast test"):
         found = run(paper, split, experiment="sentiment", parameters={"model": "EBT-GRC", "phrases": 0, "task": "imdb", "longest": longest})
-        return "the paper's test in full: imdb_contrast" in " ".join(verdict_notes(versus("rir.table6", [found])))
+        return "the paper's test in full: imdb_contrast" in " ".join(verdict_notes(beside("rir.table6", [found])))
     assert told(0) and not told(100) and not told(0, "IMDB test, in part")
 
 
@@ -387,7 +398,7 @@ STALE = run(.9394, modules={"rvnnbook.core": "0" * 12}, seed=3, finished=False)
 
 
 def test_three_forms_say_the_same_and_mark_what_is_stale():
-    shown = versus("crvnn.table4", [STALE, run(.5, encoder="lstm")])
+    shown = beside("crvnn.table4", [STALE, run(.5, encoder="lstm")])
     told = verdict_lines(shown)
     assert [line[0] for line in told if line[0]] == list(shown.table.rows)
     assert ["", "ours (cpu, 1 seed, stale)", "93.94"] in told and ["", "verdict: smaller scale", ""] in told
@@ -397,12 +408,12 @@ def test_three_forms_say_the_same_and_mark_what_is_stale():
     assert "Out of scope (RL-SPINN, Havrylov et al.): this book does not have the model." in said
     page = ET.fromstring(f"<div>{shown._repr_html_()}</div>")
     assert [["".join(cell.itertext()).replace("\N{NO-BREAK SPACE}", " ") for cell in row] for row in page.iter("tr")] == told
-    assert page.find("details/summary").text == headline(shown)
+    assert page.find("details/summary").text == shown.title()
     rows = [row for row in shown._repr_markdown_().splitlines() if row.startswith("|")]
     assert [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[:1] + rows[2:]] == told
     for row, line in zip(str(shown).splitlines()[1:], told):
         assert re.split(r"\s{2,}", row.strip()) == [cell for cell in line if cell]
-    assert headline(shown) == "Table 4. ListOps test accuracy: 2 smaller scale, 5 not run, 2 out of scope"
+    assert shown.title() == "Table 4. ListOps test accuracy: 2 smaller scale, 5 not run, 2 out of scope"
 
 
 def test_what_is_run_waits_no_more():

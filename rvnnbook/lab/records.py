@@ -3,11 +3,11 @@
 # %% auto #0
 __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'RecordError', 'digest', 'identity', 'code_hash',
            'loaded_modules', 'code_hashes', 'Leg', 'Record', 'validate', 'signature', 'libraries', 'peak_memory',
-           'git_state', 'processor', 'machine', 'new_record', 'Trace', 'make_trace', 'validate_trace', 'end_to_end',
+           'git_state', 'processor', 'machine', 'new_record', 'Trace', 'validate_trace', 'make_trace', 'end_to_end',
            'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records', 'read_trace',
            'check_results', 'check_weights', 'Merged', 'merge_records', 'changed_modules', 'is_revalidated', 'sittings',
-           'Revalidation', 'append_revalidation', 'select', 'latest', 'as_frame', 'load', 'query_records', 'telling',
-           'over_seeds', 'aligned', 'results_table', 'write_csv', 'write_parquet']
+           'Revalidation', 'append_revalidation', 'select', 'latest', 'as_frame', 'load', 'query_records',
+           'results_table', 'aligned', 'write_csv', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -85,13 +85,10 @@ def _source_file(module):
     *folders, name = module.split(".")[1:]
     return importlib.resources.files("rvnnbook").joinpath(*folders, name + ".py")
 
-def code_hashes(
-    modules: Iterable[str] | None = None,    # names; those loaded now if not given
-    known: dict | None = None,               # what was hashed before, which is not read again
-) -> dict[str, str]:                         # module -> hash of its code; "absent" without a file
-    "The code that a run depends on, as it stands now."
+def code_hashes(modules: Iterable[str] | None = None, known: dict | None = None) -> dict[str, str]:
+    "Module -> hash of its code as it stands now, or absent; by default of all that are loaded."
     modules = loaded_modules() if modules is None else sorted(modules)
-    hashes, known = {}, {} if known is None else known
+    hashes, known = {}, {} if known is None else known     # known is not read again
     for name in modules:
         key = name
         if name == "rvnnbook.registry":      # it grows with the book: take the rows in use
@@ -241,7 +238,6 @@ def signature(record: dict) -> str:    # with or without an id -> 16 hexadecimal
 
 # %% ../../nbs/workshop/records.ipynb #cd358f9b
 LIBRARIES = ("torch", "numpy", "accelerate", "pytorch-optimizer", "safetensors")
-POINTS = 200               # most points of a curve, and most samples, in a trace
 
 def libraries() -> dict[str, str]:           # name -> version
     "Versions of Python and of those installed libraries that can change a result."
@@ -294,10 +290,8 @@ def machine(device=None, processes: int = 1) -> dict:      # None: the GPU if th
 def new_record(
     experiment: str, parameters: dict, *, profile: str, seed: int,     # what was asked for
     modules: dict[str, str],           # code_hashes() when the run began
-    metrics: dict[str, dict],          # split -> name -> number
-    rule: str,                         # which checkpoint was measured, in words
-    legs: Sequence[dict] = (),         # the sittings of its training, from the checkpoint
-    finished: bool = True,             # False if the training was to go on
+    metrics: dict[str, dict], rule: str,       # split -> name -> number, measured by which rule
+    legs: Sequence[dict] = (), finished: bool = True,      # the sittings of its training
     wall_s: float | None = None,       # seconds it took; those of the legs if not given
     trace: dict | None = None,         # what make_trace gave
 ) -> dict:                             # a valid record
@@ -322,6 +316,8 @@ def _signed(content):
     return validate({"id": signature(line), **line})
 
 # %% ../../nbs/workshop/records.ipynb #ad51b3c1
+POINTS = 200               # most points of a curve, and most samples
+
 def _in_step(curve):
     steps = curve.get("step", [None])
     if not all(type(step) is int and step >= 0 for step in steps) or sorted({*steps}) != steps:
@@ -338,23 +334,20 @@ class Trace(_Strict):
     curve: Annotated[dict[_Words, _Column], AfterValidator(_in_step)]
     trees: Annotated[list[str], Field(max_length=POINTS)]
 
-def make_trace(
-    history: Iterable[dict],           # rows of numbers, "step" among them, in order
-    trees: Iterable[str] = (),         # samples as text: trees, answers, gates
-) -> dict:                             # {"curve": {name: numbers}, "trees": texts}
-    "A compact trace of a training: evenly chosen rows, the first and the last among them."
-    rows = list(history)
-    if len(rows) > POINTS:
-        rows = [rows[round(i * (len(rows) - 1) / (POINTS - 1))] for i in range(POINTS)]
-    names = dict.fromkeys(name for row in rows for name in row)
-    short = lambda x: float(f"{x:.6g}") if isinstance(x, float) else x
-    return validate_trace({"curve": {name: [short(row.get(name)) for row in rows]
-                                     for name in names}, "trees": list(trees)})
-
 def validate_trace(trace: dict) -> dict:               # JSON data -> the same
     "Refuse a trace that is not a curve of at most 200 points and some samples."
     _conform("the trace", Trace, trace)
     return trace
+
+def make_trace(history: Iterable[dict], trees: Iterable[str] = ()) -> dict:    # rows; texts
+    "A compact trace of a training: evenly chosen rows, the first and the last among them."
+    rows = list(history)
+    if len(rows) > POINTS:
+        rows = [rows[round(i * (len(rows) - 1) / (POINTS - 1))] for i in range(POINTS)]
+    short = lambda x: float(f"{x:.6g}") if isinstance(x, float) else x
+    return validate_trace({"trees": list(trees), "curve": {
+        name: [short(row.get(name)) for row in rows] for name in dict.fromkeys(
+            name for row in rows for name in row)}})
 
 # %% ../../nbs/workshop/records.ipynb #b9e89501
 def end_to_end(stages: Iterable) -> tuple[list, list]:     # what lab.train.train gave, in order
@@ -410,12 +403,8 @@ def _line(content):
     return json.dumps(content, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 # %% ../../nbs/workshop/records.ipynb #95567a8a
-def append(
-    record: dict,                      # what new_record gave
-    trace: dict | None = None,         # the trace it was given
-    folder: Path | None = None,        # of the results; by profile if not given
-) -> Path:                             # the file
-    "Add a record to the file of its experiment, whole or not at all."
+def append(record: dict, trace: dict | None = None, folder: Path | None = None) -> Path:
+    "Add a record, and its trace, to the file of its experiment, whole or not at all."
     from rvnnbook.data.listops import write_whole
     validate(record)
     if record["trace"] != (None if trace is None else digest(validate_trace(trace), 12)):
@@ -500,11 +489,8 @@ def _judge(line):
     validate(content)
 
 # %% ../../nbs/workshop/records.ipynb #2ae0e38a
-def read_records(
-    experiment: str | None = None,     # its name; all if not given
-    folder: Path | None = None,        # of the results; nbs/results of this clone if not given
-) -> list[dict]:                       # in the order of the file; none if there is none
-    "The records of an experiment, every one of them valid."
+def read_records(experiment: str | None = None, folder: Path | None = None) -> list[dict]:
+    "The records of an experiment, or all, every one of them valid, in the order of the file."
     records = []
     for path in sorted(Path(folder or results_folder()).glob(f"{experiment or '*'}.jsonl")):
         found, faults = scan(path)
@@ -527,11 +513,8 @@ def read_trace(record: dict, folder: Path | None = None) -> dict:      # {"curve
     return validate_trace({**trace, "curve": current_names(trace["curve"])})
 
 # %% ../../nbs/workshop/records.ipynb #599e8dfd
-def check_results(
-    folder: Path | None = None,        # of the results; nbs/results of this clone if not given
-    experiment: str | None = None,     # its name; all if not given
-) -> list[str]:                        # what is wrong, in words
-    "Read every record and every trace of a folder."
+def check_results(folder: Path | None = None, experiment: str | None = None) -> list[str]:
+    "Read every record and every trace of a folder, or of one experiment: the faults, in words."
     folder, wrong, known = Path(folder or results_folder()), [], set()
     for path in sorted(folder.glob(f"{experiment or '*'}.jsonl")):
         lines, faults = _scan(path)
@@ -568,12 +551,9 @@ class Merged(NamedTuple):
     refused: list      # what could not be believed, in words
     conflicts: list    # runs that came out differently, in words
 
-def merge_records(
-    sources: Iterable[Path],           # folders of results, or clones of the book
-    folder: Path | None = None,        # where to; nbs/results of this clone if not given
-) -> Merged:
-    "Add the records and traces of other machines, each of them once."
-    folder, merged = Path(folder or results_folder()), Merged([], [], [])
+def merge_records(sources: Iterable[Path], folder: Path | None = None) -> Merged:
+    "Add the records and traces of other machines' folders or clones, each of them once."
+    folder, added, refused = Path(folder or results_folder()), [], []
     for source in map(Path, sources):
         inner = source / "nbs" / "results"
         paths = sorted((inner if inner.is_dir() else source).glob("*.jsonl"))
@@ -581,20 +561,18 @@ def merge_records(
             raise RecordError(f"there are no records in {source}")
         for path in paths:
             lines, faults = _scan(path)
-            merged.refused.extend(f"{source.name}/{fault}" for fault in faults)
+            refused += [f"{source.name}/{fault}" for fault in faults]
             new = {}
             for key, (record, line) in lines.items():
                 try:
                     _take_trace(record, path.parent, folder)
                     new[key] = line
                 except RecordError as error:
-                    merged.refused.append(f"{source.name}/{path.name}: record {key}: {error}")
-            added = _add_lines(folder / path.name, new)
-            merged.added.extend(lines[key][0] for key in added if "record" not in lines[key][0])
-    merged.conflicts.extend(_conflicts(merged.added, folder))
-    return merged
+                    refused.append(f"{source.name}/{path.name}: record {key}: {error}")
+            records = [lines[key][0] for key in _add_lines(folder / path.name, new)]
+            added += [record for record in records if "record" not in record]
+    return Merged(added, refused, _conflicts(added, folder))
 
-# %% ../../nbs/workshop/records.ipynb #bee4fe83
 def _take_trace(record, source, folder):
     "Bring the trace of a record that may be merged."
     from rvnnbook.data.listops import write_whole
@@ -606,13 +584,14 @@ def _take_trace(record, source, folder):
         if not (place.is_file() and place.read_bytes() == text):
             write_whole(place, text)
 
+# %% ../../nbs/workshop/records.ipynb #bee4fe83
 def _run_of(record):
     return identity(record["experiment"], record["parameters"], record["seed"])
 
 def _conflicts(added, folder):
     "Runs among these records of which the folder has other numbers as well, in words."
     wanted, outcomes = {_run_of(record): record for record in added}, {}
-    for experiment in sorted({record["experiment"] for record in wanted.values()}):
+    for experiment in sorted({record["experiment"] for record in added}):
         for record in scan(folder / f"{experiment}.jsonl")[0]:
             outcomes.setdefault(_run_of(record), {})[record["id"]] = digest(record["metrics"], 12)
     return [f"{wanted[run]['experiment']}: a run with seed {wanted[run]['seed']} has "
@@ -626,14 +605,11 @@ def _changes(record, known):
     return [[name for name, now in code_hashes(modules, known).items() if now != modules[name]]
             for modules in states]
 
-def changed_modules(
-    record: dict,                  # a record
-    known: dict | None = None,     # what was hashed before, for the next record
-) -> list[str]:                    # names; none if all is as it was
+def changed_modules(record: dict, known: dict | None = None) -> list[str]:
     "Modules whose code is no longer that of the run, or of its revalidation: any makes it stale."
-    return min(_changes(record, known), key=len)
+    return min(_changes(record, known), key=len)       # known: what code_hashes has hashed before
 
-def is_revalidated(record: dict, known: dict | None = None) -> bool:   # known: as above
+def is_revalidated(record: dict, known: dict | None = None) -> bool:
     "Whether the code is no longer that of the run, but that of a revalidation."
     changes = _changes(record, known)
     return bool(changes[-1]) and [] in changes
@@ -660,14 +636,9 @@ class Revalidation(_Strict):
     libraries: _Libraries
     recorded: _Time
 
-def append_revalidation(
-    record: dict,                      # a record of the folder
-    repeated: str,                     # what was repeated with later code
-    differences: dict[str, float],     # from the recorded numbers, by name
-    modules: dict[str, str],           # hashes of the later code
-    folder: Path,                      # of the results
-) -> dict:                             # the line that was added
-    "Note that a record holds for later code."
+def append_revalidation(record: dict, repeated: str, differences: dict, modules: dict,
+                        folder: Path) -> dict:         # the line that was added
+    "Note what was repeated of a record with later code, and how far its numbers are from it."
     line = _signed({"record": record["id"], "experiment": record["experiment"],
                     "repeated": repeated, "differences": differences, "modules": modules,
                     "device": machine()["device"], "threads": record["threads"]})
@@ -709,12 +680,8 @@ def as_frame(records: Sequence[dict]):     # -> pandas.DataFrame, a row for each
         axis=1).convert_dtypes()
 
 # %% ../../nbs/workshop/records.ipynb #8e41b6f2
-def load(
-    experiment: str | None = None,     # its name; all if not given
-    where: str | None = None,          # a pandas query, such as "dim == 64 and seed < 3"
-    folder: Path | None = None,        # of the results; nbs/results of this clone if not given
-):                                     # -> pandas.DataFrame, one row for each record
-    "The records of an experiment as a table; `as_frame` gives its columns."
+def load(experiment: str | None = None, where: str | None = None, folder: Path | None = None):
+    "The records of an experiment, or all, for which a pandas query holds, as `as_frame` has them."
     frame = as_frame(read_records(experiment, folder))
     return frame if where is None else frame[_holds(frame, where)]
 
@@ -748,37 +715,13 @@ def _holds(frame, condition):
     return held.fillna(False).astype(bool)
 
 # %% ../../nbs/workshop/records.ipynb #f877ca4a
-def telling(records: Sequence[dict]) -> list[str]:     # of one experiment
-    "The parameters that tell runs apart: words, and numbers that are not the same in all."
-    names = dict.fromkeys(name for record in records for name in record["parameters"])
-    return [name for name in names if isinstance(records[0]["parameters"].get(name), str)
-            or len({repr(record["parameters"].get(name)) for record in records}) > 1]
-
-def over_seeds(records: Iterable[dict]) -> list[list[dict]]:   # of each seed the last record
-    "Put together the runs of an experiment that differ in nothing but the seed."
-    groups = {}
-    for record in latest(records):
-        alike = _without_profile_and_seed(record["parameters"])
-        groups.setdefault((record["profile"], digest(alike, 16)), []).append(record)
-    return list(groups.values())
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
-    "The columns of a table, one below the other."
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-# %% ../../nbs/workshop/records.ipynb #f3c96d20
-def results_table(
-    records: Iterable[dict],   # of any experiments
-    mean: bool = False,        # a line for all seeds together
-    width: int | None = None,  # columns of the screen: a wider table is told value by value
-) -> str:                      # lines of text
-    "One line for each record: what was run, what came out, and whether the code is still the same."
-    groups, known, lines = {}, {}, []
+def results_table(records: Iterable[dict], mean: bool = False, width: int | None = None) -> str:
+    "A line for each record, or for all its seeds; value by value on a screen that is too narrow."
+    experiments, known, lines = {}, {}, []
     for record in records:
-        groups.setdefault(record["experiment"], []).append(record)
-    for experiment, group in sorted(groups.items()):
-        rows = _table_rows(group, over_seeds(group) if mean else [[one] for one in group], known)
+        experiments.setdefault(record["experiment"], []).append(record)
+    for experiment, group in sorted(experiments.items()):
+        rows = _table_rows(group, _over_seeds(group) if mean else [[one] for one in group], known)
         table = aligned(rows)
         if width is not None and max(map(len, table)) > width:
             indent = max(map(len, rows[0]))
@@ -788,11 +731,28 @@ def results_table(
         lines += [experiment, *table, ""]
     return "\n".join(lines[:-1]) or "no records"
 
+def _over_seeds(records):
+    "Of each seed the last run, put together with those that differ in nothing but the seed."
+    groups = {}
+    for record in latest(records):
+        alike = digest([record["profile"], _without_profile_and_seed(record["parameters"])], 16)
+        groups.setdefault(alike, []).append(record)
+    return groups.values()
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
+    "The columns of a table, one below the other."
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+# %% ../../nbs/workshop/records.ipynb #f3c96d20
 def _table_rows(records, groups, known):
     "Titles, then for each group of runs its parameters, numbers, commits and remarks."
+    asked = {name: {repr(record["parameters"].get(name)) for record in records}
+             for name in dict.fromkeys(name for record in records for name in record["parameters"])}
+    names = [name for name, values in asked.items()    # what tells runs apart, and words
+             if len(values) > 1 or isinstance(records[0]["parameters"].get(name), str)]
     scores = dict.fromkeys((split, name) for record in records for split, row
                            in record["metrics"].items() for name in row if name != "count")
-    names = telling(records)
     rows = [["profile", *names, "seed", *(split if name == "accuracy" else f"{split}: {name}"
                                           for split, name in scores), "commit", ""]]
     for runs in groups:
@@ -804,23 +764,22 @@ def _table_rows(records, groups, known):
         remarks = ([f"stale: {stale}"] * bool(stale)
                    + ["revalidated"] * any(is_revalidated(record, known) for record in runs)
                    + ["unfinished"] * (not all(record["finished"] for record in runs)))
-        rows.append([runs[0]["profile"], *[str(runs[0]["parameters"].get(n)) for n in names],
+        rows.append([runs[0]["profile"], *(str(runs[0]["parameters"].get(n)) for n in names),
                      " ".join(str(record["seed"]) for record in runs), *map(_mean_text, values),
                      sittings(runs)[0], "; ".join(remarks)])
     return rows
 
-# %% ../../nbs/workshop/records.ipynb #1dbfa8ac
 def _mean_text(values):
     "A number, or mean and standard deviation of several."
     spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.4g}{spread}" if values else ""
 
 # %% ../../nbs/workshop/records.ipynb #24d58973
-def write_csv(records: Sequence[dict], path: Path):            # path: a file to write
+def write_csv(records: Sequence[dict], path: Path) -> None:
     "Records as comma-separated text, with the columns of `as_frame`."
     as_frame(records).to_csv(path, index=False)
 
-def write_parquet(records: Sequence[dict], path: Path):        # path: a file to write
+def write_parquet(records: Sequence[dict], path: Path) -> None:
     "Records as a Parquet table; a column of words and numbers becomes one of words."
     import pyarrow             # so that its absence is the error
     frame = as_frame(records)

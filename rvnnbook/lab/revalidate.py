@@ -42,10 +42,10 @@ def _repeat(source, parameters, row, weights):
         return {"found": found.args[0], "modules": code_hashes()}
     raise RecordError("it trains and records nothing")
 
-# %% ../../nbs/workshop/revalidate.ipynb #5d2f1b03
 _REPEAT = ("import json, sys; from rvnnbook.lab.revalidate import _repeat; "
            "print(json.dumps(_repeat(*json.loads(sys.argv[1]))))")
 
+# %% ../../nbs/workshop/revalidate.ipynb #5d2f1b03
 def _repeated(record, row, weights, seconds, root):
     "What `_repeat` found with the code of today, and its modules."
     source = root / "nbs" / "experiments" / f"{record['experiment']}.ipynb"
@@ -61,8 +61,7 @@ def _repeated(record, row, weights, seconds, root):
             raise RecordError(f"it takes more than {seconds:g} seconds") from None
     if done.returncode:
         raise RecordError((done.stderr.strip().splitlines() or ["it died"])[-1])
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found["found"], found["modules"]
+    return json.loads(done.stdout.splitlines()[-1]).values()
 
 def _differences(found, recorded, close):
     "How far numbers are apart, by name; refuse those that are not close. Accuracies jump."
@@ -75,9 +74,7 @@ def _differences(found, recorded, close):
     return {name: found[name] - value for name, value in recorded.items()}
 
 # %% ../../nbs/workshop/revalidate.ipynb #5d2f1b04
-def weights_of(
-    record: dict,                      # a record
-) -> Path | None:                      # a file of the package; None if it has none
+def weights_of(record: dict) -> Path | None:           # a file of the package
     "The weights of a run, where they are part of the package."
     from safetensors import safe_open
     folder = Path(str(importlib.resources.files("rvnnbook") / "weights"))
@@ -85,11 +82,6 @@ def weights_of(
         with safe_open(path, "numpy") as file:
             if (file.metadata() or {}).get("run") == record["id"]:
                 return path
-    return None
-
-# %% ../../nbs/workshop/revalidate.ipynb #5d2f1b06
-def _there(modules):
-    return {name for name, code in code_hashes(modules).items() if code != "absent"}
 
 def revalidate(
     record: dict,                      # of a training, from read_records
@@ -112,7 +104,8 @@ def revalidate(
             near = _differences(found.get(split, {}), scores, CLOSE["half precision"])
             differences |= {f"{split}: {name}": value for name, value in near.items()}
         modules, repeated = modules | more, repeated + ", metrics of its weights"
-    if unused := sorted(set(changed_modules(record)) & _there(record["modules"]) - modules.keys()):
+    now = code_hashes(record["modules"])
+    there = {name: code for name, code in now.items() if code != "absent"}
+    if unused := sorted(set(changed_modules(record)) & there.keys() - modules.keys()):
         raise RecordError(f"{', '.join(unused)} changed, and what was repeated does not use it")
-    modules |= code_hashes(_there(record["modules"]))
-    return append_revalidation(record, repeated, differences, modules, folder)
+    return append_revalidation(record, repeated, differences, modules | there, folder)

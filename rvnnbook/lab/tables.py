@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['PERCENT', 'summary', 'TableError', 'PaperTable', 'paper_tables', 'paper_table', 'chosen_runs', 'provenance',
-           'NumberPair', 'pair', 'Shown', 'Comparison', 'comparison', 'table_lines', 'table_notes', 'as_html',
-           'as_markdown', 'as_text']
+           'NumberPair', 'pair', 'Shown', 'Comparison', 'comparison', 'table_lines', 'runs_text', 'number_text',
+           'table_notes', 'as_html', 'as_markdown', 'as_text']
 
 # %% ../../nbs/workshop/tables.ipynb #d9f5afcb
 import difflib
@@ -129,11 +129,9 @@ class NumberPair:
 
 def pair(
     table: PaperTable, row: str, column: str,  # a row not in the table is compared with nothing
-    split: str,                # of our metrics
-    runs: Sequence[dict],      # what chosen_runs gave
-    metric: str = "accuracy",  # its name in our metrics
-    of: str | None = None,     # its name in a table with several numbers in a cell
-    unit: float | None = None, # what ours is multiplied by; 100 for percent if not given
+    split: str, runs: Sequence[dict],          # of our metrics; what chosen_runs gave
+    metric: str = "accuracy", of: str | None = None,   # its name in our metrics, in the cell
+    unit: float | None = None,                 # to multiply ours by; 100 for percent
 ) -> NumberPair:
     "Put one number of a paper beside ours, in the paper's unit."
     paper = table.value(row, column, of) if row in table.rows else (None, None)
@@ -165,10 +163,8 @@ def comparison(
     name: str,                             # one of paper_tables()
     columns: dict[str, str],               # the paper's column -> split of our metrics
     ours: dict[str, Iterable[dict]],       # the paper's row -> our records of that model, or none
-    *,
-    also: dict[str, Iterable[dict]] = {},  # model that the paper does not have -> records
-    metric: str = "accuracy",              # its name in our metrics
-    of: str | None = None,                 # its name in a table with several numbers in a cell
+    *, also: dict[str, Iterable[dict]] = {},   # model that the paper does not have -> records
+    metric: str = "accuracy", of: str | None = None,       # its name in our metrics, in the cell
 ) -> Comparison:
     "The rows and columns of a paper's table that we have something to put beside."
     table = paper_table(name)
@@ -185,27 +181,28 @@ def comparison(
 # %% ../../nbs/workshop/tables.ipynb #117af5ac
 def table_lines(compared: Comparison) -> list[list[str]]:      # cells
     "For each model the paper's line, ours and the difference, below the names of the columns."
-    table = compared.table
+    rows = compared.table.rows
     lines = [["", "", *compared.columns], ["", "our test", *compared.columns.values()]]
     for row, runs in compared.runs.items():
         pairs = [pair for pair in compared.pairs if pair.row == row]
-        if row in table.rows:
-            lines.append([row, table.whose(row), *(_shown(p.paper, p.paper_spread) for p in pairs)])
-        lines.append(["" if row in table.rows else row, _ours(runs, str(len(runs))),
-                     *("no run yet" if p.ours is None else _shown(p.ours, p.ours_spread)
-                       for p in pairs)])
+        if row in rows:
+            lines.append([row, compared.table.whose(row),
+                          *(number_text(p.paper, p.paper_spread) for p in pairs)])
+        lines.append(["" if row in rows else row, runs_text(runs, f"{len(runs)}"),
+                      *("no run yet" if p.ours is None else number_text(p.ours, p.ours_spread)
+                        for p in pairs)])
         if any(p.difference is not None for p in pairs):
-            lines.append(["", "difference", *(_shown(p.difference, sign=True) for p in pairs)])
+            lines.append(["", "difference", *(number_text(p.difference, sign=True) for p in pairs)])
     return lines
 
-def _ours(runs, seeds):
-    if not runs:
-        return "ours"
+def runs_text(runs: Sequence[dict], seeds: str) -> str:        # seeds: how many, such as 1 to 3
+    "What stands before numbers of ours."
     profiles = "/".join(sorted({run["profile"] for run in runs}))
     stale = ", stale" * any(map(changed_modules, runs))
-    return f"ours ({profiles}, {seeds} seed{'s' * (seeds != '1')}{stale})"
+    return f"ours ({profiles}, {seeds} seed{'s' * (seeds != '1')}{stale})" if runs else "ours"
 
-def _shown(value, spread=None, sign=False):
+def number_text(value, spread: float | None = None, sign: bool = False) -> str:    # None: a dash
+    "A number or words, with its sign if wanted, and its standard deviation if there is one."
     if value is None or isinstance(value, str):
         return (value or "–").replace("_", " ")
     text = f"{value:+.2f}" if sign else f"{value:.2f}"
@@ -213,14 +210,14 @@ def _shown(value, spread=None, sign=False):
 
 def table_notes(compared: Comparison) -> list[str]:            # sentences
     "What a reader has to know about the numbers."
-    table = compared.table
-    return [table.note(),
-            *(f"{row}, paper: {table.rows[row]['note']}." for row in compared.runs
-              if "note" in table.rows.get(row, {})),
-            *(f"{row}, ours: {provenance(runs)}." for row, runs in compared.runs.items() if runs),
-            *["Generated test: the paper's test file was not used; what stands in for it was drawn "
-              "by the generator of this book."]
-            * any("generated" in split for split in compared.columns.values())]
+    rows = compared.table.rows
+    notes = [f"{row}, paper: {rows[row]['note']}." for row in compared.runs
+             if "note" in rows.get(row, {})]
+    notes += [f"{row}, ours: {provenance(runs)}." for row, runs in compared.runs.items() if runs]
+    if any("generated" in split for split in compared.columns.values()):
+        notes.append("Generated test: the paper's test file was not used; what stands in for it "
+                     "was drawn by the generator of this book.")
+    return [compared.table.note(), *notes]
 
 # %% ../../nbs/workshop/tables.ipynb #82eca3f9
 def as_html(title: str, lines: list[list[str]], notes: list[str]) -> str:    # lines: cells

@@ -3,8 +3,7 @@
 # %% auto #0
 __all__ = ['CAP', 'NEAR', 'RISE', 'VERDICTS', 'TEST_SIZE', 'MACHINE', 'tolerance', 'last_digit', 'cap_of', 'curve_of',
            'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'judge_number', 'on_own_test',
-           'asked_in_full', 'Answer', 'best_runs', 'way_with_runs', 'answer_row', 'Versus', 'versus', 'folded',
-           'headline', 'verdict_lines', 'verdict_notes', 'waiting']
+           'asked_in_full', 'Answer', 'best_runs', 'way_with_runs', 'answer_row', 'Versus', 'versus']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -12,13 +11,11 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
-from .papers import (FLOORS, MEASURES, OTHER_SETTINGS, OWN_TEST, PAPER_EPOCHS,
-                                 PAPER_SETTINGS, REASONS, REDRAWN, TABLE_SETTINGS, Way, way_of)
+from .papers import (FLOORS, OTHER_SETTINGS, OWN_TEST, PAPER_EPOCHS, PAPER_SETTINGS,
+                                 REDRAWN, TABLE_SETTINGS, Way, way_of)
 from .records import RecordError, read_records, read_trace, select
-from .tables import (PERCENT, NumberPair, PaperTable, Shown, _ours, _shown, as_html,
-                                 chosen_runs, pair, paper_table, provenance)
+from .tables import PERCENT, NumberPair, PaperTable, chosen_runs, pair, paper_table
 
 # %% ../../nbs/workshop/verdicts.ipynb #79ef95e8
 CAP = 2.0                  # points: largest difference that counts as reproduced
@@ -223,8 +220,8 @@ def _judged(table, both, metric, runs):
 
 # %% ../../nbs/workshop/verdicts.ipynb #054d315d
 @dataclass(frozen=True, repr=False)
-class Versus(Shown):
-    "A table of a paper with all its rows, ours beside them: shows itself, folded."
+class Versus:
+    "A table of a paper with all its rows, ours beside them."
     table: PaperTable
     answers: dict[str, list[Answer]]   # row -> its numbers, metric after metric
 
@@ -242,128 +239,9 @@ class Versus(Shown):
         words = [self.verdict(row) for row in self.answers]
         return {word: words.count(word) for word in VERDICTS}
 
-    def parts(self): return headline(self), verdict_lines(self), verdict_notes(self)
-
-    def _repr_html_(self):
-        title, lines, notes = self.parts()
-        whole = [[row, whose.replace(" ", "\N{NO-BREAK SPACE}"), *cells]
-                 for row, whose, *cells in lines]
-        caption = f"{self.table.paper['title']}, {self.table.location}"
-        return folded(title, as_html(caption, whole, notes))
-
 def versus(name: str, records: Sequence[dict] | None = None) -> Versus:    # of this clone
     "All rows of a table of a paper beside our runs."
     table, records = paper_table(name), read_records() if records is None else records
     return Versus(table, {row: [answer_row(table, row, column, metric, records)
                                 for metric in table.metrics for column in table.columns]
                           for row in table.rows})
-
-# %% ../../nbs/workshop/verdicts.ipynb #a4ce18d0
-def folded(title: str, inside: str) -> str:        # inside: HTML that opens below the title
-    "Something on a page that a reader opens."
-    return (f"<details><summary>{escape(title)}</summary>"
-            f'<div style="overflow-x:auto">{inside}</div></details>')
-
-def headline(shown: Versus) -> str:                # a table and our runs
-    "Which table, and how many of its rows came to what."
-    notes = ", ".join(f"{count} {word}" for word, count in shown.counts().items() if count)
-    return f"{shown.table.location}. {shown.table.title.replace('<=', '≤')}: {notes}"
-
-def _runs(answers):
-    "All runs behind some numbers, each once."
-    return list({run["id"]: run for one in answers for run in one.runs}.values())
-
-def _has_way(way, one):
-    return isinstance(way, Way) and way.split(one.pair.column)[0] is not None
-
-def _span(numbers):
-    "The least and the greatest, or one number."
-    least, most = min(numbers), max(numbers)
-    return f"{least} to {most}" if least < most else f"{most}"
-
-# %% ../../nbs/workshop/verdicts.ipynb #7bc76e92
-def verdict_lines(shown: Versus) -> list[list[str]]:       # cells
-    "The paper's numbers, ours, and the verdicts, below the names of the columns."
-    table, columns = shown.table, shown.table.columns
-    units = [MEASURES[metric][2] for metric in table.metrics]
-    lines = [["", "", *columns], ["", " and ".join(units), *[""] * len(columns)]]
-    for row, answers in shown.answers.items():
-        for number, unit in enumerate(units):
-            some = answers[number * len(columns):(number + 1) * len(columns)]
-            runs, label = _runs(some), table.whose(row) + f", {unit}" * (len(units) > 1)
-            label += "; no run yet" * (not runs and isinstance(shown.way(row), Way))
-            lines.append([row if number == 0 else "", label,
-                         *(_shown(one.pair.paper, one.pair.paper_spread) for one in some)])
-            if runs:
-                seeds = _span([one.pair.seeds for one in some if one.runs])
-                lines += [["", _ours(runs, seeds), *(
-                    "no run yet" if one.pair.ours is None and _has_way(shown.way(row), one) else
-                    _shown(one.pair.ours, one.pair.ours_spread) for one in some)],
-                    ["", *_said(some)]]
-    return lines
-
-def _said(answers):
-    "One word for a line where all say the same, else a word for each."
-    words = [one.verdict if one.pair.ours is not None and one.verdict else "" for one in answers]
-    if len(set(words) - {""}) == 1:
-        return [f"verdict: {max(words)}", *[""] * len(words)]
-    return ["verdict", *words]
-
-# %% ../../nbs/workshop/verdicts.ipynb #170b4aa9
-def _settings(runs):
-    "Width, steps and selection of some runs."
-    dims = {run["parameters"]["dim"] for run in runs if run["parameters"].get("dim")}
-    steps = {run["legs"][-1]["to_step"] for run in runs if run["legs"]}
-    notes = [f"d = {_span(dims)}"] if dims else []
-    notes += [f"{_span(steps)} steps"] if steps else []
-    return "; ".join([*notes, *dict.fromkeys(run["rule"] for run in runs)])
-
-def _tested(answers, instead):
-    "Whether some numbers are on the paper's test, and on how many examples."
-    own = dict.fromkeys(one.pair.column for one in answers
-                        if one.runs and asked_in_full(one.pair.split, one.runs))
-    counts = [count for one in answers for run in one.runs
-              if (count := run["metrics"][one.pair.split].get("count"))]
-    return ((f"the paper's test in full: {', '.join(own)}" if own
-             else "trained or tested on other sets than the paper's, or on a part of them")
-            + (f"; measured on {_span(counts)} examples" if counts else "")
-            + f"; {instead}" * bool(instead))
-
-# %% ../../nbs/workshop/verdicts.ipynb #1686f9b3
-def verdict_notes(shown: Versus) -> list[str]:     # sentences
-    "Where ours come from, and why the other rows have none."
-    sources, groups, reasons = {}, {}, {}          # a sentence -> the rows that it is about
-    for row, answers in shown.answers.items():
-        way, runs = shown.way(row), _runs(answers)
-        if isinstance(way, str):
-            reasons.setdefault(way, []).append(row)
-        elif runs:
-            first, dim = runs[0], runs[0]["parameters"].get("dim")
-            key = f"{first['experiment']}, {first['profile']} profile" + f", d = {dim}" * bool(dim)
-            groups.setdefault(key, []).append(row)
-            source = "; ".join([", ".join(dict.fromkeys(run["experiment"] for run in runs)),
-                                _settings(runs), provenance(runs), _tested(answers, way.instead)])
-            sources.setdefault(source, []).append(row)
-    told = "; ".join(f"{key}: {', '.join(rows)}" for key, rows in groups.items())
-    return [
-        shown.table.note(),
-        *["Settings differ between rows; only rows of one group are comparable. "
-          + told + "."] * (len(groups) > 1),
-        *(f"{', '.join(rows)}, ours: {source}." for source, rows in sources.items()),
-        *("Out of scope" + f" ({', '.join(rows)})" * (len(rows) < len(shown.table.rows))
-          + f": {REASONS[reason]}." for reason, rows in reasons.items())]
-
-# %% ../../nbs/workshop/verdicts.ipynb #b8589f19
-def waiting(tables: Sequence[Versus]) -> dict[str, list[str]]:     # experiment -> commands
-    "The commands that would fill what is not run."
-    found = {}
-    for shown in tables:
-        for row, answers in shown.answers.items():
-            for one in answers:
-                way = shown.way(row)
-                if _has_way(way, one) and isinstance(one.pair.paper, int | float) and (
-                        not one.runs
-                        or one.runs[0]["experiment"] in {older.experiment for older in way.older}):
-                    commands = found.setdefault(way.measured_by(one.pair.column), {})
-                    commands[way.command(one.pair.column)] = None
-    return {experiment: list(commands) for experiment, commands in found.items()}
