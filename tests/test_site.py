@@ -307,6 +307,12 @@ def test_accessibility_of_every_page(browser, site, path):
     assert inaccessible(browser, site, path) == []
 
 
+def test_the_index_fits_a_phone(browser, site):
+    with opened(browser, site, "genindex") as (page, _):
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        assert page.eval_on_selector_all(".genindextable a", "(links, width) => links.length > 100 && links.every(a => a.getBoundingClientRect().right <= width)", PHONE["width"])
+
+
 def test_the_skip_link_leads_to_the_text(browser, site):
     with opened(browser, site, "nbs/workshop/registry", {"width": 1300, "height": 900}) as (page, _):
         page.keyboard.press("Tab")
