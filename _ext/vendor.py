@@ -24,10 +24,11 @@ def npm_command() -> list[str]:
 
 
 def pinned(lock: Path) -> dict[str, str]:
-    "Folder -> version of every package that a lock file names; empty without the file."
+    "Folder -> version of every package that a lock file names, optional ones aside; empty without the file."
     if not lock.exists():
         return {}
-    return {path: about["version"] for path, about in json.loads(lock.read_text())["packages"].items() if path}
+    packages = json.loads(lock.read_text())["packages"]
+    return {path: about["version"] for path, about in packages.items() if path and not about.get("optional")}
 
 
 def fetch(root: Path) -> Path:

@@ -2,6 +2,7 @@
 import configparser
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -160,3 +161,11 @@ def test_a_downloaded_notebook_runs_alone(site_packages, tmp_path, page):
     NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute(
         env={**os.environ, "PYTHONPATH": str(site_packages), "RVNNBOOK_DATA": str(tmp_path / "data")})
     assert str(site_packages) in notebook.cells[-1].outputs[0].data["text/plain"]
+
+
+def test_pyright_accepts_the_types_of_the_rooms_that_users_import():
+    """The rooms are named in pyproject.toml. Pyright is a development package of package.json, fetched with the site's scripts."""
+    node = shutil.which("node") or str(Path(sys.executable).with_name("node"))
+    done = subprocess.run([node, ROOT / "node_modules" / "pyright" / "index.js", "--project", ROOT, "--pythonpath", sys.executable],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-500:]

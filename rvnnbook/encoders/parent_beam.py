@@ -164,7 +164,7 @@ def plan_pairs(
     made, children = family[..., 0], family[..., 1:]
     lines = Lineages(made, F.pad(children, (1, 1)), made, made)
     plan = plan_replay(lines, torch.arange(1, leaves + 1), arena.used, arena.kept is None)
-    return ReplayPlan(*(part.to(pairs.device) for part in plan[:3]), plan.counts)
+    return plan.to(pairs.device)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #a9c1115c
 def lifetime_scores(

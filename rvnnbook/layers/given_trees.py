@@ -6,7 +6,7 @@ __all__ = ['compose_tree', 'number_nodes', 'compose_by_height']
 # %% ../../nbs/implementations/given_trees.ipynb #949a1039
 from collections import Counter
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def number_nodes(
     mask: Tensor,          # (B, N) bool, True = token, on the host
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:   # children; parents a round; roots
     "Number the tokens, then the parents round by round; give the children of every parent."
-    trees = None if trees is None else trees.cpu()
+    trees = cast(Tensor, None if trees is None else trees.cpu())       # merge_targets refuses None
     targets, lengths = merge_targets(trees, mask).tolist(), mask.sum(1).tolist()
     at = (mask.flatten().cumsum(0).view_as(mask) - 1).tolist()         # the node at each position
     merges = sorted((step, row, left) for row, steps in enumerate(trees.tolist())

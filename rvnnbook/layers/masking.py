@@ -29,7 +29,7 @@ def run_reader(
     if not (isinstance(reader, nn.LSTM) and x.device.type == "cpu"
             and torch.is_autocast_enabled("cpu")):
         return reader(x) if state is None else reader(x, state)
-    rounded = x.to(torch.get_autocast_dtype("cpu")).to(reader.weight_ih_l0.dtype)
+    rounded = x.to(torch.get_autocast_dtype("cpu")).to(next(reader.parameters()).dtype)
     with torch.autocast("cpu", enabled=False):
         return reader(rounded, state)
 

@@ -132,6 +132,10 @@ class LinearRetriever:
             raise ValueError(f"side must be 'left' or 'right', got {side!r}")
         self.exists, self.side = exists, side
 
+    def fetch(self, values: Tensor) -> Tensor:
+        "Expected neighbor values, (B, N, D), in full precision."
+        raise NotImplementedError
+
     def __matmul__(self, values: Tensor) -> Tensor:
         """Expected neighbor values, as with the matrix of neighbor_weights.
 

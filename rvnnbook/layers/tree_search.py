@@ -13,7 +13,7 @@ __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_ste
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -402,7 +402,7 @@ def arena_search(
             log.scores[going:len(scores)] = scores[going:]
             log.roots[going:len(scores)] = rows[beam * going:, 1].view(-1, beam)
         if not going:
-            return write_log(log, counts, noted)
+            break
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
         held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
         parent, pick, scores, norms = choose_proposals(
@@ -419,6 +419,7 @@ def arena_search(
             keys[new] = hash_pair(*keys[around[:, 1:3]].split(1, 1))
         rows, logits = merge_rows(rows, logits, pick, new, beside)
         noted.append((around.view(going, beam, 4), parent, norms))
+    return write_log(log, counts, noted)
 
 # %% ../../nbs/implementations/tree_search.ipynb #dd2f3f1a
 def kept_units(
@@ -606,6 +607,11 @@ class ReplayPlan(NamedTuple):
     places: Tensor         # one place for each node, (M,)
     children: Tensor       # numbers of the children, (M, 2)
     counts: list[int]      # nodes of height 1, 2, ...
+
+    def to(self, device: torch.device) -> "ReplayPlan":
+        "The plan with its tensors on a device."
+        return ReplayPlan(self.number.to(device), self.places.to(device),
+                          self.children.to(device), self.counts)
 
 def plan_replay(
     lines: Lineages,       # from trace_back
@@ -861,7 +867,8 @@ def search_and_replay(
     "Search without gradients, then replay the final hypotheses (rir section 2)."
     log = encoder.search(leaves.detach(), lengths, generator)
     (batch, width, _), total, device = leaves.shape, len(log.arena), leaves.device
-    lines = trees = None
+    lines: Any = None
+    trees = None
     if trace or torch.is_grad_enabled():
         found, lengths = on_host(log, lengths)
         lines = trace_back(found, lengths)
@@ -871,7 +878,7 @@ def search_and_replay(
     inside = (torch.arange(width) < lengths[:, None]).flatten().nonzero()[:, 0]
     places = torch.arange(total).view(batch, -1)[:, 1:width + 1].flatten()[inside]
     plan = plan_replay(lines, places, total, log.kept is None)
-    here = ReplayPlan(*(part.to(device) for part in plan[:3]), plan.counts)
+    here = plan.to(device)
     nodes = replay(encoder.grc, leaves.flatten(0, 1).index_select(0, inside.to(device)), here,
                    kept_factors(encoder, log, here))
     logits, (pairs,) = score_pairs(encoder.scorer, nodes, plan.number, [lines.around])

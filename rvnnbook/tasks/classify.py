@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput
+from ..core import Encoder, EncoderOutput
 from ..registry import create_encoder, read_weights
 
 # %% ../../nbs/implementations/heads.ipynb #5c0f1a7e
@@ -40,7 +40,7 @@ class Classifier(nn.Module):
     Minimise `model(ids, mask, labels=...).loss`: mean cross-entropy plus auxiliary loss."""
     def __init__(
         self,
-        encoder: nn.Module,            # any encoder of the book, with its width in encoder.dim
+        encoder: Encoder,              # any encoder of the book, with its width in encoder.dim
         vocabulary: int,               # V, number of token types
         classes: int,                  # number of labels, >= 2; two labels share one score
         embedding_dim: int | None = None,   # width of the embedding; D if not given

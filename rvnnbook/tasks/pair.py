@@ -4,11 +4,13 @@
 __all__ = ['pair_features', 'pair_up', 'PairFeatures', 'PairClassifier']
 
 # %% ../../nbs/implementations/pair.ipynb #6bedc1bf
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import check_choice
+from ..core import Encoder, check_choice
 from .classify import Classifier, ClassifierOutput
 
 # %% ../../nbs/implementations/pair.ipynb #900ff8ed
@@ -43,14 +45,15 @@ class PairFeatures(nn.Module):
 
     def forward(self, roots: Tensor) -> Tensor:
         "`roots`: s1, s2 of the first pair, then of the second, ..., (2 B, D). Returns: (B, 4 D)."
-        return pair_features(*roots.unflatten(0, (-1, 2)).unbind(1), self.order)
+        first, second = roots.unflatten(0, (-1, 2)).unbind(1)
+        return pair_features(first, second, self.order)
 
 # %% ../../nbs/implementations/pair.ipynb #2f7cf86f
 class PairClassifier(Classifier):
     "One label for each pair of sentences, with one encoder for both (crvnn App. A)."
     def __init__(
         self,
-        encoder: nn.Module,            # any encoder of the book, with its width in encoder.dim
+        encoder: Encoder,              # any encoder of the book, with its width in encoder.dim
         vocabulary: int,               # V, number of token types
         classes: int,                  # number of labels, >= 2; two labels share one score
         layers: int = 2,               # layers of the head, 1 or 2
@@ -63,7 +66,8 @@ class PairClassifier(Classifier):
         if layers == 1 and activation != "gelu":
             raise ValueError(f"a head of one layer has no activation, got {activation!r}")
         self.head_input, self.activation = PairFeatures(features), getattr(F, activation)
-        self.head[0] = nn.Linear(4 * encoder.dim, self.head[0].out_features)
+        width = cast(nn.Linear, self.head[0]).out_features
+        self.head[0] = nn.Linear(4 * encoder.dim, width)
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
                 labels: Tensor | None = None, generator: torch.Generator | None = None,

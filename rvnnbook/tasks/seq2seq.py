@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput
+from ..core import Encoder, EncoderOutput
 from ..data.algorithms import END, START
 from ..data.batches import to_device
 from ..layers.masking import run_reader
@@ -95,7 +95,7 @@ class Seq2Seq(nn.Module):
     "A sequence-to-sequence model: an encoder and an attention decoder (self_iru §3.3)."
     def __init__(
         self,
-        encoder: nn.Module,             # any encoder that returns states, with encoder.dim
+        encoder: Encoder,               # any encoder that returns states, with encoder.dim
         vocabulary: int,                # V, shared by questions and answers
         unit: nn.Module | None = None,  # of the decoder, called like an LSTM; None: an LSTM
         dropout_in: float = 0.0,        # dropout of token vectors, in [0, 1)
@@ -127,7 +127,7 @@ class Seq2Seq(nn.Module):
 # %% ../../nbs/implementations/seq2seq.ipynb #dcfca0ee
 def seq2seq_loss(
     model: Seq2Seq,         # model to train
-    batch: NamedTuple,      # with ids, mask, targets and target_mask
+    batch: Any,             # with ids, mask, targets and target_mask
 ) -> Tensor:                # scalar, nats an answer
     "Mean negative log-likelihood of the answers plus the encoder's auxiliary loss."
     out = model(batch.ids, batch.mask, batch.targets)

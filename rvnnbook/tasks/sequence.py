@@ -6,13 +6,13 @@ __all__ = ['sequence_nll', 'evaluate_sequences', 'KeyByKey', 'fit_key_by_key', '
 # %% ../../nbs/implementations/sequence.ipynb #3a2f15d7
 import copy
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import EncoderOutput
+from ..core import Encoder, EncoderOutput
 
 # %% ../../nbs/implementations/sequence.ipynb #eb883b51
 def sequence_nll(
@@ -51,6 +51,8 @@ def evaluate_sequences(
 # %% ../../nbs/implementations/sequence.ipynb #d4b45020
 class KeyByKey(nn.Module):
     "Score each key by itself, from whether it sounds now."
+    odds: Tensor
+
     def __init__(
         self,
         odds: Tensor,         # log-odds after a step where a key is silent, sounds, (2, K)
@@ -84,7 +86,7 @@ def fit_key_by_key(
 # %% ../../nbs/implementations/sequence.ipynb #62ff4ee6
 @torch.no_grad()
 def future_gap(
-    encoder: nn.Module,      # any encoder of the book, with its width in encoder.dim
+    encoder: Encoder,        # any encoder of the book, with its width in encoder.dim
     length: int = 6,         # tokens of the test sequence, >= 2
 ) -> float:                  # largest change of an earlier state, >= 0
     "Largest change of the states of earlier tokens when the last token is changed."
@@ -103,7 +105,7 @@ class NextSet(nn.Module):
     "A linear map, a causal encoder and a logit for every key of the next step (self_iru §3.4)."
     def __init__(
         self,
-        encoder: nn.Module,         # causal encoder that returns states
+        encoder: Encoder,           # causal encoder that returns states
         keys: int = 88,             # K, numbers in a set
         dropout_in: float = 0.0,    # dropout before the encoder, in [0, 1)
         dropout_out: float = 0.0,   # dropout after the encoder, in [0, 1)
@@ -128,7 +130,7 @@ class NextSet(nn.Module):
 # %% ../../nbs/implementations/sequence.ipynb #95d5b232
 def sequence_loss(
     model: nn.Module,       # returns an EncoderOutput with logits as states
-    batch: NamedTuple,      # with rolls (B, T, K) and mask (B, T)
+    batch: Any,             # with rolls (B, T, K) and mask (B, T)
 ) -> Tensor:                # scalar, nats a piece
     "Mean over the pieces of their NLL, plus the auxiliary loss of the encoder."
     out = model(batch.rolls, batch.mask)

@@ -5,6 +5,8 @@ __all__ = ['WITH_TREES', 'ancestors', 'AncestorAttention', 'TopDown', 'TokenClas
            'prefix_tree', 'compose_prefixes', 'GrowingTree', 'draw_tokens']
 
 # %% ../../nbs/implementations/beyond.ipynb #9a0c800f
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -131,7 +133,7 @@ class TokenClassifier(nn.Module):
     "Embedding, encoder with token states and head: logits for every token (rir App. H)."
     def __init__(
         self,
-        encoder: nn.Module,        # any encoder that gives states, with its width in encoder.dim
+        encoder: Any,              # any encoder that gives states, with its width in encoder.dim
         vocabulary: int,           # V, number of token types
         classes: int,              # number of labels
     ):
