@@ -159,8 +159,11 @@ def obey(options: argparse.Namespace) -> str:          # what `parser` parsed; t
     if options.command == "sweep":
         from rvnnbook.lab.sweep import obey_sweep
         return obey_sweep(options)
-    obey = {"data": _data, "results": _results, "bench": _bench, "run": _run}[options.command]
-    return obey(options)
+    if options.command == "data":
+        return _data(options)
+    if options.command == "results":
+        return _results(options)
+    return _bench(options) if options.command == "bench" else _run(options)
 
 # %% ../nbs/workshop/cli.ipynb #bba4933b
 def _run(options):

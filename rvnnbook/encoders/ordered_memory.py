@@ -4,9 +4,9 @@
 __all__ = ['run_stack', 'stack_heights', 'slot_sums', 'memory_step', 'slot_shares', 'OrderedMemory', 'match_slots',
            'ordered_memory_literal', 'SlotPlan', 'slot_plan', 'gather_planned', 'Composed', 'content_first',
            'compose_slots', 'Choice', 'sum_matrix', 'choose_slots', 'free_slots', 'Step', 'read_steps',
-           'compose_backward', 'choose_backward', 'Slopes', 'joined', 'scatter_planned', 'make_slopes', 'step_backward',
-           'read_backward', 'step_rows', 'input_gradients', 'weight_gradients', 'ReadMemory', 'memory_weights',
-           'read_memory', 'remember', 'compress', 'likely_heights', 'slot_trees']
+           'compose_backward', 'choose_backward', 'Slopes', 'joined', 'scatter_planned', 'step_rows',
+           'weight_gradients', 'ReadMemory', 'memory_weights', 'read_memory', 'remember', 'compress', 'likely_heights',
+           'slot_trees']
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Callable, Sequence
@@ -404,14 +404,14 @@ def scatter_planned(
         plan.at, values)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #1bfc8441
-def make_slopes(
+def _make_slopes(
     memory: OrderedMemory,    # its weights are used
     steps: list,              # from read_steps
     tokens: Tensor,           # x_t, (R, D)
     rows: list,               # row of the token of every composition, by step, (P,) each
     at_outputs: Tensor,       # gradient at the last candidates, (R, D)
 ) -> tuple[list, Tensor, Tensor]:    # Slopes of each step; hidden units (P, H), active match (., D)
-    "All derivatives that do not depend on other gradients (Ordered Memory section 3)."
+    "All derivatives that do not depend on other gradients."
     choices, done, slots, written = zip(*steps)
     dim, device, counts = memory.dim, tokens.device, [one.reach.shape[1] for one in choices]
     hidden, slope = activation_derivative(memory.activation, torch.cat([s.before for s in done]))
@@ -443,16 +443,16 @@ def make_slopes(
     return [Slopes(*one) for one in zip(*parts)], hidden, active
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #f425e4c3
-def step_backward(
+def _step_backward(
     memory: OrderedMemory,    # its weights are used
     second: Tensor,           # weight of the cell's second layer, content first, (4 D, H)
     step: Step,               # from read_steps
-    slope: Slopes,            # from make_slopes; gradients are filled in
+    slope: Slopes,            # from _make_slopes; gradients are filled in
     at: tuple,                # gradients at the candidates and the slots by the next step
     at_shares: Tensor,        # gradient at p, (W, B)
     sums: Tensor,             # from sum_matrix
 ) -> tuple[tuple, tuple]:     # at candidates and slots of the step before; what is gathered later
-    "Gradients of one step (Ordered Memory section 3)."
+    "Gradients of one step."
     (choice, composed, slots, _), plan = step, step.composed.plan
     (size, count), used, total = choice.reach.shape, len(slots), len(composed.share)
     if at[0].shape[1] < count:                                 # some sentences end here
@@ -478,20 +478,20 @@ def step_backward(
     return (before, at_old), (at_new, carried, *found)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #ac0289b9
-def read_backward(
+def _read_backward(
     memory: OrderedMemory,    # its weights are used
     steps: list,              # from read_steps
-    slopes: list,             # from make_slopes
+    slopes: list,             # from _make_slopes
     at_shares: Sequence,      # gradient at p of each step, (K, B_t)
     sums: list,               # matrices from sum_matrix, by size
-) -> tuple[list, Tensor]:     # second results of step_backward; at the first tokens, (B, D)
-    "Backward loop over the tokens, last to first (Ordered Memory section 3)."
+) -> tuple[list, Tensor]:     # second results of _step_backward; at the first tokens, (B, D)
+    "Backward loop over the tokens, last to first."
     second, found = content_first(memory.cell.w2.weight), []
     old = torch.zeros_like(steps[-1].slots)
     at = F.pad(old, (0, 0, 0, 0, 1, 0)), old
     for place in reversed(range(len(steps))):
         size, count = steps[place].choice.reach.shape
-        at, one = step_backward(memory, second, steps[place], slopes[place], at,
+        at, one = _step_backward(memory, second, steps[place], slopes[place], at,
                                 at_shares[place][-size:], sums[size])
         found.insert(0, one)
         if place:                                              # the reach is a sum of the last p
@@ -510,14 +510,14 @@ def step_rows(
     return rows, [row.repeat(len(step.slots)) if step.composed.plan.at is None
                   else row[step.composed.plan.at[1]] for row, step in zip(rows, steps)]
 
-def input_gradients(
+def _input_gradients(
     steps: list,              # from read_steps
     rows: list,               # from step_rows, of the sentences
-    found: list,              # from read_backward
+    found: list,              # from _read_backward
     first: Tensor,            # gradient at the first tokens by the next step, (B, D)
     at_outputs: Tensor,       # gradient at the last candidates, (R, D)
 ) -> tuple[Tensor, Tensor]:   # gradients at tokens and queries, (R, D) each
-    "Every candidate is a mixture with its token (Ordered Memory section 3)."
+    "Every candidate is a mixture with its token."
     zeros = first.new_zeros(len(at_outputs))
     used = [choice.sums[len(choice.shares) - len(slots):len(choice.shares)]
             for choice, _, slots, _ in steps]
@@ -540,8 +540,8 @@ def input_gradients(
 def weight_gradients(
     memory: OrderedMemory,    # its weights are used
     steps: list,              # from read_steps
-    slopes: list,             # from make_slopes, filled in
-    found: list,              # from read_backward
+    slopes: list,             # from _make_slopes, filled in
+    found: list,              # from _read_backward
     hidden: Tensor,           # hidden units, (P, H)
     active: Tensor,           # match after the activation, (., D)
 ) -> tuple:                   # gradients in the order of `memory_weights`
@@ -594,9 +594,9 @@ class ReadMemory(torch.autograd.Function):
         if not steps:                                          # no sentence has a second token
             return at_outputs, *[None] * (len(ctx.needs_input_grad) - 1)
         rows, composed = step_rows(counts, steps)
-        slopes, *active = make_slopes(memory, steps, tokens, composed, at_outputs)
-        found, first = read_backward(memory, steps, slopes, at_shares.split(counts, 1)[1:], sums)
-        return (*input_gradients(steps, rows, found, first, at_outputs), None, None,
+        slopes, *active = _make_slopes(memory, steps, tokens, composed, at_outputs)
+        found, first = _read_backward(memory, steps, slopes, at_shares.split(counts, 1)[1:], sums)
+        return (*_input_gradients(steps, rows, found, first, at_outputs), None, None,
                 *weight_gradients(memory, steps, slopes, found, *active))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #e41b70d9
