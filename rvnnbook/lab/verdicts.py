@@ -151,15 +151,12 @@ class Answer:
     verdict: str | None        # None where the paper reports no number
 
 def best_runs(records: Sequence[dict], table: str = "") -> list[dict]:     # of one model
-    "The seeds that belong together: runs trained in full if there are any, else as chosen_runs."
-    full = {record["id"]: record for record in records
-            if trained_in_full(record, curve_of(record), table)}
-    if not full:
-        return chosen_runs(records)
+    "The seeds that belong together: runs trained in full if there are any, else of all."
+    full = [one for one in records if trained_in_full(one, curve_of(one), table)] or records
     alike = [{**record, "parameters": {name: value for name, value in record["parameters"].items()
-                                       if name not in ("epochs", "minutes")}}
-             for record in full.values()]
-    return [full[record["id"]] for record in chosen_runs(alike)]
+                                       if name not in ("epochs", "minutes")}} for record in full]
+    by_id = {record["id"]: record for record in full}
+    return [by_id[record["id"]] for record in chosen_runs(alike)]
 
 def way_with_runs(way: Way, records: Sequence[dict]) -> Way:               # way: of a row
     "The way itself, or the first older one that has runs while it has none."
