@@ -128,7 +128,7 @@ def _add_data(data):
                              help="check files and copy them to where the book looks for them")
     add.add_argument("name")
     add.add_argument("file", metavar="PATH", help="a file or a folder")
-    _add_flags(add, unverified="take files whose checksums nobody knows, and record them")
+    _add_flags(add, unverified="accept files without a known checksum, and record theirs")
     actions.add_parser("verify", help="compare installed files with their checksums").add_argument(
         "name", nargs="?", help="of a set of data (default: all that are here)")
 
@@ -306,10 +306,10 @@ def main(arguments: list[str] | None = None) -> int:   # those of the command li
     try:
         print(obey(options), flush=True)
         return 0
-    except BrokenPipeError:                # somebody reads the first lines only, such as `head`
+    except BrokenPipeError:                # the reader of the pipe, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:              # where nobody has anything to save
+    except KeyboardInterrupt:              # there is nothing to save
         print("rvnnbook: interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError, RuntimeError) as error:

@@ -2,16 +2,12 @@
 
 Simulated: 1.6 Mbit/s, 150 ms, a processor four times slower, files compressed as on a web server. A page is interactive
 after the last task of more than 50 ms on its main thread. Times depend on the machine; bytes and tasks do much less."""
-import contextlib
-import functools
 import gzip
-import http.server
 import os
 import shutil
 import sys
-import threading
 
-from tests.browsing import ARGS, Quiet
+from tests.browsing import ARGS, Quiet, serving
 from tests.test_site import SITE
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -36,16 +32,6 @@ class Compressing(Quiet):
         self.wfile.write(body)
 
 
-@contextlib.contextmanager
-def compressing(folder):
-    "The folder on a free port of the loopback interface, compressed."
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Compressing, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-
-
 def first_visit(browser, base, path, line=200_000, latency=150, slowdown=4):
     "Seconds to the first paint and until the page reacts, tasks of more than 50 ms, kilobytes in all and of scripts."
     context = browser.new_context(viewport={"width": 390, "height": 844})
@@ -68,7 +54,7 @@ def first_visit(browser, base, path, line=200_000, latency=150, slowdown=4):
 
 if __name__ == "__main__":
     from playwright.sync_api import sync_playwright
-    with sync_playwright() as playwright, compressing(SITE) as address:
+    with sync_playwright() as playwright, serving(SITE, Compressing) as address:
         chromium = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM") or shutil.which("chromium"), args=ARGS)
         for name in sys.argv[1:] or ["index", "nbs/crvnn", "nbs/beam_tree", "nbs/rir"]:
             print(name, first_visit(chromium, address, name))

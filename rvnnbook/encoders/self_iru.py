@@ -257,7 +257,7 @@ class SelfIRU(Encoder):
         Returns: its state, (B, D); what to give the next.
         """
         if self.directions == 2:
-            raise ValueError("who reads from right to left has to wait: step needs directions=1")
+            raise ValueError("step needs directions=1, not a direction from right to left")
         h, state = self.readers[0](x[:, None], state)
         return h[:, 0], state
 

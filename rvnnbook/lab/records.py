@@ -379,7 +379,7 @@ def trace_path(record: dict, folder: Path) -> Path:    # folder: that of the rec
 
 # %% ../../nbs/workshop/records.ipynb #de835a2d
 def _add_lines(path, lines):
-    "Those with new ids, in one write; never glued to a line that somebody left half written."
+    "Those with new ids, in one write; never appended to a line that is half written."
     import fcntl
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

@@ -333,7 +333,7 @@ def save(run: Run):    # at the end of a step
         state |= {"position": run.batches.state_dict(), "random": random,
                   "optimizer": pack_state(run.optimizer.state_dict(), tensors["optimizer"])}
         write_checkpoint(run.folder, run.step, tensors, state)
-    run.accelerator.wait_for_everyone()      # nobody looks for it before it is there
+    run.accelerator.wait_for_everyone()      # no process reads it before it exists
 
 # %% ../../nbs/workshop/train.ipynb #e9855b64
 def refuse_other_settings(
