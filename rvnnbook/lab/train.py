@@ -364,7 +364,7 @@ def restore(run: Run):    # just made
         random = {name: torch.frombuffer(bytearray.fromhex(rows[run.rank]), dtype=torch.uint8)
                   for name, rows in state["random"].items()}
         torch.set_rng_state(random["cpu"])
-        if "cuda" in random:
+        if "cuda" in random and run.device.type == "cuda":     # it may go on on a processor
             torch.cuda.set_rng_state(random["cuda"], run.device)
     run.legs.append({**git_state(), **machine(run.device, run.world),
                      "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
