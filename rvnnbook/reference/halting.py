@@ -37,8 +37,8 @@ class HaltByExistence(NDR):
         dim: int,                # D, width of a vector
         layers: int = 20,        # number of layers in training
         heads: int = 4,          # H, divides D
-        consumers: int = 1,      # compositions that use up a position
-        threshold: float = .01,  # existence or doubt below which a position has halted
+        consumers: int = 1,      # number of heads that consume, the first ones
+        threshold: float = .01,  # epsilon, existence below which a position counts as gone
         **options,               # of NDR
     ):
         super().__init__(dim, layers, heads, **options)
@@ -69,7 +69,7 @@ class HaltByProbability(NDR):
         dim: int,                # D, width of a vector
         layers: int = 20,        # number of layers in training
         heads: int = 4,          # H, divides D
-        threshold: float = .01,  # existence or doubt below which a position has halted
+        threshold: float = .01,  # epsilon: a position stops at a sum of 1 - epsilon
         halt_bias: float = -3.,  # initial bias of the halting logit
         **options,               # of NDR
     ):

@@ -26,7 +26,7 @@ def run_states(
     weights: Tensor,       # w_n, (D, N/2) complex
     ratios: Tensor,        # z_n, (D, N/2) complex
 ) -> Tensor:               # y, (T, D)
-    "The recurrence of every channel (rir Eq. 13)."
+    "The recurrence of every channel (Gu et al. 2022, section 3)."
     state, outputs = torch.zeros_like(weights), []
     for token in x:
         state = ratios * state + token[:, None]
