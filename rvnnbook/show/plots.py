@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['COLORS', 'LOOKS', 'SAME_MODEL', 'canvas', 'model_look', 'separate_heights', 'label_ends', 'svg_from_matplotlib',
-           'own_ids', 'inline', 'Figure', 'check_words', 'figure', 'line_chart', 'bar_chart', 'box_size', 'arrow_ends',
-           'block_diagram', 'draw_arrow', 'soft_trees_chart']
+           'own_ids', 'inline', 'Figure', 'check_words', 'figure', 'line_chart', 'bar_chart', 'stacked_chart',
+           'box_size', 'arrow_ends', 'block_diagram', 'draw_arrow', 'soft_trees_chart']
 
 # %% ../../nbs/workshop/plots.ipynb #3646747f
 import html
@@ -228,6 +228,34 @@ def bar_chart(
     ax.set(xticks=[k * (size + 1) + (size - 1) / 2 for k in range(len(groups))],
            xticklabels=list(groups), **axes)
     if bars: ax.legend(frameon=False, fontsize=9, ncols=len(bars), loc="upper center")
+    return fig
+
+# %% ../../nbs/workshop/plots.ipynb #a10c0011
+def stacked_chart(
+    bars: dict,        # {name of a bar: {part: count}}, from the top
+    colors: dict,      # {part: color, or "none" for an outline}, from the left
+    xlabel: str,       # what is counted
+    width: float = 4.9,    # width of the figure, inches
+    height: float = 2.6,   # height of the figure, inches
+    least: int = 4,    # smallest count that has room in its part of a bar
+):                     # a matplotlib figure
+    "Horizontal stacked bars with their counts, and a label with the sum for each part."
+    fig, ax = canvas(width=width, height=height)
+    left, ends = dict.fromkeys(bars, 0), {}
+    for at, (part, color) in enumerate(colors.items()):
+        for row, (name, counts) in enumerate(bars.items()):
+            count = counts.get(part, 0)
+            ax.barh(-row, count, left=left[name], color=color, edgecolor=_GRAY, height=.6)
+            if count >= least:
+                ax.text(left[name] + count / 2, -row, count, ha="center", va="center", fontsize=10,
+                        color="black" if color == "none" else
+                        "white" if color == COLORS[0] else "#1a1a1a")
+            left[name] += count
+        total = sum(counts.get(part, 0) for counts in bars.values())
+        ends[f"{total} {part}"] = 0, .5 - .6 * at, "black" if color == "none" else color
+    ax.set(xlabel=xlabel, yticks=range(0, -len(bars), -1), yticklabels=list(bars),
+           ylim=(.5 - len(bars), .5))
+    label_ends(ax, ends)
     return fig
 
 # %% ../../nbs/workshop/plots.ipynb #a10c0008
