@@ -96,9 +96,9 @@ def ours(page, shares, **changes):
 
 
 @pytest.mark.parametrize("shares, changes, said", [
-    (([.99, .98, .985], [.90, .91, .905]), {}, "supported"), (([.90, .91, .905], [.99, .98, .985]), {}, "not supported"),
+    (([.99, .98, .985], [.90, .91, .905]), {}, "supported"), (([.90, .91, .905], [.99, .98, .985]), {}, "contradicted"),
     (([.99, .98, .985], [.98, .97, .975]), {}, "smaller scale"), (([.99], [.97]), {}, "smaller scale"), (([.99], [.90]), {}, "supported"),
-    (([.99], []), {}, "not measured"), (([.99], [.19]), {}, "supported"), (([.19], [.99]), {}, "not learned"), (([.99], [.19]), {"profile": "cpu"}, "not learned"),
+    (([.99], []), {}, "not examined"), (([.99], [.19]), {}, "supported"), (([.19], [.99]), {}, "not learned"), (([.99], [.19]), {"profile": "cpu"}, "not learned"),
     (([.99], [.90]), {"profile": "cpu"}, "smaller scale"),
     (([.99], [.90]), {"count": 500, "test_size": 500}, "smaller scale"), (([.99], [.90]), {"finished": False}, "smaller scale"),
     (([.99], [.90]), {"epochs": 20}, "smaller scale"), (([.99], [.90]), {"dim": 64}, "smaller scale")], ids=str)
@@ -113,9 +113,9 @@ def test_one_comparison_that_fails_decides(page):
     for losers in (["RIR-EBT-GRC"], ["RIR-EBT-GRC", "RIR-GRC"], ["RIR-EBT-GRC", "BBT-GRC"]):
         checks = page["above"]("rir.table2_and_5", "EBT-GRC", losers, "len_900_1000", 3)
         told[losers[-1]] = page["judge_claim"](page["Claim"]("rir", "4", "Better.", checks), records)[0]
-    assert told == {"RIR-EBT-GRC": "supported", "RIR-GRC": "not measured", "BBT-GRC": "smaller scale"}
+    assert told == {"RIR-EBT-GRC": "supported", "RIR-GRC": "not examined", "BBT-GRC": "smaller scale"}
     checks = page["above"]("rir.table2_and_5", "RIR-EBT-GRC", ["EBT-GRC", "RIR-GRC"], "len_900_1000")
-    assert page["judge_claim"](page["Claim"]("rir", "4", "Better.", checks), records)[0] == "not supported", "whatever else is missing"
+    assert page["judge_claim"](page["Claim"]("rir", "4", "Better.", checks), records)[0] == "contradicted", "whatever else is missing"
 
 
 def test_close_and_a_fixed_value(page):
@@ -174,7 +174,7 @@ def test_every_claim_has_one_line_and_a_verdict(page):
 
 def test_no_conclusion_rests_on_a_run_that_was_not_trained_in_full(page):
     for claim, said, outcome in page["judged"]:
-        if said in ("supported", "not supported") and outcome and outcome.check.kind != "faster":
+        if said in ("supported", "contradicted") and outcome and outcome.check.kind != "faster":
             for check, cell in itertools.chain(*([(check, cell) for cell in cells_of(check)] for check in claim.checks)):
                 found = page["answer"](cell)
                 if said == "supported" or check == outcome.check:
