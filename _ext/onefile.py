@@ -2,7 +2,7 @@
 
 Chromium opens every page without its scripts and hands over the article as XHTML: figures with frames show all frames,
 and players their still. For the PDF it prints a few articles at once, and `joined` makes one document of the prints; the
-EPUB has formulas in MathML. Code that a page folds is left out, and so are the pages of the API; links to them lead to the published site."""
+EPUB has formulas in MathML. Code that a page folds is left out, and so are folds of the class `screen` and the pages of the API; links to them lead to the published site."""
 import html
 import os
 import re
@@ -20,7 +20,7 @@ import joined  # noqa: E402
 from landing import address, link_files, settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = "script, style, noscript, button, form, .headerlink, .doors, .downloads, .toctree-wrapper, details.hide, path:not([d])"
+LEFT_OUT = "script, style, noscript, button, form, .headerlink, .doors, .downloads, .toctree-wrapper, details.hide, details.screen, path:not([d])"
 
 # Returns the article of a page. Ids get the name of the page in front; links to pages of the book lead to such ids,
 # all other links of the site to the published one.

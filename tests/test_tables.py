@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rvnnbook.lab.records import code_hashes
-from rvnnbook.lab.tables import (PERCENT, TableError, chosen_runs, comparison, table_lines, table_notes, paper_table, paper_tables,
-                                 provenance, summary)
+from rvnnbook.lab.tables import (PERCENT, RunList, TableError, chosen_runs, comparison, folded_runs, table_lines, table_notes, paper_table,
+                                 paper_tables, provenance, run_lines, summary)
 from tests.records import make
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -169,11 +169,44 @@ def test_every_number_of_ours_says_where_it_is_from():
     stale = run(0.5, modules={**CODE, "rvnnbook.layers.gone": "0" * 12}, finished=False)
     assert provenance([stale]).endswith("commit abababa, unknown; unfinished; stale, since layers.gone changed")
     shown = comparison("crvnn.table3", {"len_200_300": "generated 200 to 300"}, {"CRvNN": [stale]}, also={"gold trees": [run(0.9, split="generated 200 to 300")]})
-    assert [line[1] for line in table_lines(shown)[2:]] == ["paper", "ours (cpu, 1 seed, stale)", "ours (cpu, 1 seed)"]
+    assert [line[1] for line in table_lines(shown)[2:]] == ["paper", "ours (cpu, 1 seed, unfinished)", "ours (cpu, 1 seed)"]
     assert table_lines(shown)[4][0] == "gold trees" and shown.pairs[1].paper is None and shown.pairs[1].difference is None
     assert any(note.startswith("Generated test") for note in table_notes(shown))
     quoted = comparison("crvnn.table4", {"test": "official"}, {"OM": []})
     assert table_lines(quoted)[2][:2] == ["OM", "paper (quoted)"]
+
+
+def test_runs_are_folded_into_one_line_without_a_script():
+    fresh, stale = run(0.5), run(0.6, seed=1, id="another", modules={**CODE, "rvnnbook.layers.gone": "0" * 12})
+    shown = comparison("crvnn.table3", {"len_200_300": "official 200 to 300"}, {"CRvNN": [fresh]}, also={"<b> & c": [stale]})
+    page = ET.fromstring(f"<div>{shown._repr_html_()}</div>")
+    (folded,), table = page.iter("details"), page.find("table")
+    assert [child.tag for child in folded] == ["summary", "ul"] and not folded.get("open") and not list(page.iter("script"))
+    assert folded[0].text == "2 runs behind these numbers; code that 1 of them used has changed since"
+    assert [line.text for line in folded.iter("li")] == run_lines(shown.behind) == [
+        f"CRvNN, ours: {provenance([fresh])}.", f"<b> & c, ours: {provenance([stale])}."]
+    assert "stale" not in "".join(table.itertext()) and not any("stale" in (note.text or "") for note in page.iter("p"))
+    for written in (str(shown), shown._repr_markdown_()):
+        assert all(line in written for line in run_lines(shown.behind)), "a terminal folds nothing"
+
+
+@pytest.mark.parametrize("changed, said", [([], "1 run behind these numbers; its code is unchanged"), ([0], "1 run behind these numbers; code that it used has changed since"),
+                                           ([0, 1], "2 runs behind these numbers; code that each used has changed since")], ids=str)
+def test_the_line_counts_runs_and_changed_code(changed, said):
+    runs = [run(0.5, seed=seed, id=f"{seed}", **({"modules": {**CODE, "rvnnbook.layers.gone": "0" * 12}} if seed in changed else {}))
+            for seed in range(max(1, len(changed)))]
+    assert ET.fromstring(folded_runs([("a", runs), ("b", runs), ("c", [])]))[0].text == said
+
+
+def test_a_page_lists_its_runs_once():
+    shown = comparison("crvnn.table3", {"len_200_300": "official 200 to 300"}, {"CRvNN": [run(0.5)]})
+    listed = RunList()
+    tables = [listed.table(shown), listed.table(shown)]
+    html = [one._repr_html_() for one in tables] + [listed.html("t", table_lines(shown), [], [("LSTM", [run(0.5)])])]
+    assert not any("<details" in one for one in html) and "<details" in shown._repr_html_()
+    assert [line.text for line in ET.fromstring(listed._repr_html_()).iter("li")] == repr(listed).splitlines() == [
+        f"{name}: {provenance([run(0.5)])}." for name in ("CRvNN, ours", "LSTM")]
+    assert table_lines(tables[0]) == table_lines(shown), "nothing else is left out"
 
 
 @pytest.mark.parametrize("name", paper_tables())
