@@ -209,6 +209,16 @@ def test_a_page_lists_its_runs_once():
     assert table_lines(tables[0]) == table_lines(shown), "nothing else is left out"
 
 
+@pytest.mark.parametrize("also, said", [({}, "CRvNN"), ({"a & b": [], "c": [], "d": []}, "CRvNN, a &amp; b and 2 more rows")], ids=str)
+def test_a_folded_table_says_what_is_in_it(also, said):
+    shown = comparison("crvnn.table3", {"len_200_300": "official 200 to 300"}, {"CRvNN": [run(0.5)]}, also=also)
+    html = RunList().table(shown, folded=True)._repr_html_()
+    assert html.startswith(f"<details><summary>Table 3 of Modeling Hierarchical Structures with Continuous Recursive Neural Networks: {said}</summary>")
+    inside = ET.fromstring(html)[1]
+    assert ["".join(cell.itertext()) for cell in inside.find("table").iter() if cell.tag in ("th", "td")] == [cell for line in table_lines(shown) for cell in line]
+    assert not list(inside.iter("details")), "the runs are listed elsewhere"
+
+
 @pytest.mark.parametrize("name", paper_tables())
 def test_a_table_shows_itself_everywhere(name):
     table = paper_table(name)

@@ -166,7 +166,9 @@ class Comparison(Shown):
 
     def _repr_html_(self):
         html = as_html(*self.parts()[:3 if self.listed else 4])
-        title = f"{self.table.location} of {self.table.paper['title']}: {len(self.runs)} rows"
+        names = ", ".join(self.runs) if len(self.runs) < 4 else (
+            f"{', '.join(list(self.runs)[:2])} and {len(self.runs) - 2} more rows")
+        title = f"{self.table.location} of {self.table.paper['title'].partition(':')[0]}: {names}"
         return (f"<details><summary>{escape(title)}</summary>"
                 f'<div style="overflow-x:auto">{html}</div></details>' if self.folded else html)
 
