@@ -242,9 +242,9 @@ def step_noise(
     "The noise of one step, in the order of the plain search."
     if not (encoder.training and encoder.noise):
         return like.new_empty(*shape[:2], 0).numpy(), like.new_empty(shape[0], 0).numpy()
-    of_pairs, of_proposals = shape, (shape[0], shape[1] * count)
-    return tuple(gumbel_noise(like.new_empty(size), generator).numpy()
-                 for size in (of_pairs, of_proposals))
+    of_pairs, of_proposals = (gumbel_noise(like.new_empty(size), generator).numpy()
+                              for size in (shape, (shape[0], shape[1] * count)))
+    return of_pairs, of_proposals
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #7530f6af
 @torch.no_grad()

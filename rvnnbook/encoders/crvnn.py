@@ -109,7 +109,7 @@ class TransitionFeatures(nn.Module):
 
         `arrived`: left(c) of the round before, (B, N, 1). Returns: T, (B, N, dim).
         """
-        if not self.dim:
+        if self.composed is None or self.not_composed is None:
             return arrived[..., :0]
         return torch.lerp(self.not_composed, self.composed, arrived)
 

@@ -41,8 +41,8 @@ class PairScorer(nn.ModuleList):
 
     def split(self) -> tuple[Tensor, Tensor]:      # weight (2 d, d) and bias (2 d,)
         "One layer that computes both halves of a node: as right child, then as left child."
-        as_left, as_right = self[0].weight.split(self.width, 1)
-        bias = self[0].bias
+        weight, bias = self[0].parameters()
+        as_left, as_right = weight.split(self.width, 1)
         return torch.cat([as_right, as_left]), torch.cat([torch.zeros_like(bias), bias])
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #c75b1ed0

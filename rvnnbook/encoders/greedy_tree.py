@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.given_trees import compose_by_height
-from ..layers.cells import make_cell
+from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
 from ..layers.tree_search import grc_parts, merge_pairs, scale_kept
 
@@ -123,7 +123,7 @@ class TreeParts(Encoder):
         self.dim, self.seen = dim, min(dim, 64)            # d_s, channels read for a pair
         self.choice, self.temperature = choice, temperature
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
-        _, self.grc = make_cell("grc", dim, hidden, activation, dropout)
+        self.grc = GRC(dim, hidden, activation, dropout)
         layers = [(dim, 1)] if scorer == "parent" else [(2 * self.seen, self.seen), (self.seen, 1)]
         self.scorer = nn.ModuleList([nn.Linear(*layer) for layer in layers])
 
@@ -135,14 +135,16 @@ class TreeParts(Encoder):
               parents: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Scores u (...) of pairs of states (..., D), and their parents (..., D) if composed here;
         parents that are known are not composed again."""
-        if parents is None and len(self.scorer) == 1:
-            parents = self.grc(left, right)
+        *hidden, last = self.scorer
+        if hidden:
+            seen, parents = torch.cat([left[..., :self.seen], right[..., :self.seen]], -1), None
+        else:
+            seen = parents = self.grc(left, right) if parents is None else parents
         with torch.autocast(left.device.type, enabled=False):
-            if len(self.scorer) == 1:
-                return self.scorer[0](parents.to(self.scorer[0].weight.dtype)).squeeze(-1), parents
-            pair = torch.cat([left[..., :self.seen], right[..., :self.seen]], -1)
-            hidden = F.gelu(self.scorer[0](pair.to(self.scorer[0].weight.dtype)))
-            return self.scorer[1](hidden).squeeze(-1), None
+            seen = seen.to(self.leaf.weight.dtype)
+            for layer in hidden:
+                seen = F.gelu(layer(seen))
+            return last(seen).squeeze(-1), parents
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0ead3d40
 def tree_noise(

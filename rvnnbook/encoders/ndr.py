@@ -103,7 +103,7 @@ class RoutingLayer(nn.Module):
         self.attn = RoutingAttention(dim, heads, normalize)
         self.ffn_data = TwoLayers(dim, hidden or 2 * dim, dim, dropout)
         self.ffn_gate = TwoLayers(dim, gate_hidden or dim, 1 if scalar_gate else dim, dropout)
-        nn.init.constant_(self.ffn_gate[1].bias, gate_bias)
+        nn.init.constant_(self.ffn_gate.get_parameter("1.bias"), gate_bias)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
@@ -126,6 +126,13 @@ READOUTS = (*FRAMED, "first", "last")
 
 class RepeatedLayer(Encoder):
     "Encoder that applies its method `layer` repeatedly (design_space section 3)."
+    start: Tensor
+    end: Tensor
+    readout: str
+    gate_dropout: float
+    layer: Callable
+    run_layers: Callable
+
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         "Encode sentences: root (B, D), states (B, N, D); `trees` is not used."
         states, there, framed = check_batch(x, mask, self.dim), mask, self.readout in FRAMED

@@ -136,7 +136,7 @@ def _halt_taken(encoder, step, states, there, layers, story):
     keeps = encoder.read(places, there).bool()
     states, exists, used = _halt_by_existence(step, states, exists, keeps, layers,
                                              encoder.threshold, encoder.takers, story)
-    told = story and _trace_by_layer(story, used, ("gates", "attention", "exists"))
+    told = _trace_by_layer(story, used, ("gates", "attention", "exists")) if story else None
     return states, encoder.penalty * exists.sum(1).log().mean(), told
 
 def _halt_sure(encoder, step, states, there, layers, story):
@@ -144,7 +144,7 @@ def _halt_sure(encoder, step, states, there, layers, story):
     def sure(states):
         return encoder.sure(states).sigmoid().squeeze(-1)
     states, price, used = _halt_act(step, sure, states, there, layers, encoder.threshold, story)
-    told = story and _trace_by_layer(story, used, ("gates", "attention", "shares"))
+    told = _trace_by_layer(story, used, ("gates", "attention", "shares")) if story else None
     return states, encoder.penalty * (price.sum(1) / there.sum(1)).mean(), told
 
 def _trace_by_layer(story, used, names):

@@ -114,7 +114,7 @@ class OrderedMemory(Encoder):
         self.dim, self.slots, self.least = dim, slots, least
         self.input, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.cell = GRC(dim, hidden, activation, dropout)
-        self.cell.norm = nn.Identity()
+        self.cell.add_module("norm", nn.Identity())
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.query_norm, self.key_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.beta, self.activation = nn.Linear(dim, 1), ACTIVATIONS[activation]
@@ -237,7 +237,7 @@ def compose_slots(
         torch.sum(F.glu(boxes[here]).view(count, 3, dim), 1, out=mixed[here])
         normed.append(torch.native_layer_norm(mixed[here], [dim], norm.weight, norm.bias, norm.eps))
         torch.lerp(made[0, :count], normed[-1][0], share[here], out=after[:count])
-    made = made if whole else made[:, plan.order.argsort()]
+    made = made if plan.order is None else made[:, plan.order.argsort()]
     return made, slots, Composed(plan, boxes[:total], before, share, keep, mixed, normed)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #b4b0e7cc
@@ -248,7 +248,7 @@ class Choice(NamedTuple):
     reach: Tensor          # a, (W, B)
     candidates: Tensor     # of the last step, (W, B, D)
     keys: Tensor           # W_k times them, (W B, D)
-    moments: tuple         # mean and scale of every key, (W B, 1) each
+    moments: list          # mean and scale of every key, (W B, 1) each
     match: Tensor          # query and normed key, (W, B, D)
 
 def sum_matrix(
@@ -408,7 +408,7 @@ def _make_slopes(
     memory: OrderedMemory,    # its weights are used
     steps: list,              # from read_steps
     tokens: Tensor,           # x_t, (R, D)
-    rows: list,               # row of the token of every composition, by step, (P,) each
+    places: list,             # row of the token of every composition, by step, (P,) each
     at_outputs: Tensor,       # gradient at the last candidates, (R, D)
 ) -> tuple[list, Tensor, Tensor]:    # Slopes of each step; hidden units (P, H), active match (., D)
     "All derivatives that do not depend on other gradients."
@@ -418,7 +418,7 @@ def _make_slopes(
     if done[0].keep is not None:
         keep = torch.cat([step.keep for step in done])
         hidden, slope = hidden * keep, slope * keep
-    share, rows = torch.cat([step.share for step in done]), torch.cat(rows)
+    share, rows = torch.cat([step.share for step in done]), torch.cat(places)
     change = torch.cat([one for step in done for one, *_ in step.normed]) - tokens.index_select(
         0, rows.to(device))
     change = change / share.masked_fill(share == 0, torch.inf)
@@ -456,7 +456,7 @@ def _step_backward(
     (choice, composed, slots, _), plan = step, step.composed.plan
     (size, count), used, total = choice.reach.shape, len(slots), len(composed.share)
     if at[0].shape[1] < count:                                 # some sentences end here
-        at = [F.pad(part, (0, 0, 0, count - part.shape[1])) for part in at]
+        at = tuple(F.pad(part, (0, 0, 0, count - part.shape[1])) for part in at)
     at_new, at_old = at
     if len(at_old) < used:                                     # the next step uses fewer slots
         at_old = F.pad(at_old, (0, 0, 0, 0, used - len(at_old), 0))
@@ -504,7 +504,7 @@ def _read_backward(
 def step_rows(
     counts: list[int],        # sentences that have a token t, (N,)
     steps: list,              # from read_steps
-) -> tuple[list, list]:       # by step: of its sentences (B,), of its compositions (P,)
+) -> tuple[Sequence, list]:   # by step: of its sentences (B,), of its compositions (P,)
     "Places in the row of all first tokens, all second ones, ..."
     rows = torch.arange(sum(counts)).split(counts)[1:]
     return rows, [row.repeat(len(step.slots)) if step.composed.plan.at is None
@@ -512,7 +512,7 @@ def step_rows(
 
 def _input_gradients(
     steps: list,              # from read_steps
-    rows: list,               # from step_rows, of the sentences
+    rows: Sequence,           # from step_rows, of the sentences
     found: list,              # from _read_backward
     first: Tensor,            # gradient at the first tokens by the next step, (B, D)
     at_outputs: Tensor,       # gradient at the last candidates, (R, D)
@@ -622,8 +622,9 @@ def read_memory(
     given = given.to(kind), memory.query_norm(memory.query(given)).to(kind)
     with torch.autocast(tokens.device.type, enabled=False):
         outputs, shares = ReadMemory.apply(*given, memory, counts, *memory_weights(memory))
-    return tuple(tokens.new_zeros(batch * length, part.shape[1]).index_copy(
+    outputs, shares = (tokens.new_zeros(batch * length, part.shape[1]).index_copy(
         0, place, part.to(tokens.dtype)).view(batch, length, -1) for part in (outputs, shares.T))
+    return outputs, shares
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #de0c0979
 def remember(
@@ -633,9 +634,9 @@ def remember(
 ) -> tuple[Tensor, Tensor]:   # states (M, A, D) and p (M, A, K), zero on padding
     "The last candidate after each vector, and the choice probabilities."
     lengths, order = mask.sum(1).sort(descending=True, stable=True)
-    tokens = memory.norm(memory.input(x[order])).to(x.dtype)
-    back = order.argsort()
-    return tuple(part[back] for part in read_memory(memory, tokens, lengths))
+    tokens, back = memory.norm(memory.input(x[order])).to(x.dtype), order.argsort()
+    states, shares = read_memory(memory, tokens, lengths)
+    return states[back], shares[back]
 
 def compress(
     memory: OrderedMemory,    # its weights are used

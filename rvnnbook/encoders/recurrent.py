@@ -15,8 +15,8 @@ def _reader(dim, width, forget_bias):
     "One layer in one direction, with forget gates open at initialization."
     reader = nn.LSTM(dim, width, batch_first=True)
     with torch.no_grad():
-        reader.bias_ih_l0[width:2 * width] = forget_bias
-        reader.bias_hh_l0[width:2 * width] = 0
+        reader.get_parameter("bias_ih_l0")[width:2 * width] = forget_bias
+        reader.get_parameter("bias_hh_l0")[width:2 * width] = 0
     return reader
 
 # %% ../../nbs/implementations/recurrent.ipynb #b85380a8

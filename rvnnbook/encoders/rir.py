@@ -115,8 +115,8 @@ def _recurse(inner, leaves: Tensor, mask: Tensor, arity: int, rule: str = 'alway
         counts = [level_lengths(n, arity, rule) for n in mask.sum(1).tolist()]
         told = {"nodes": torch.tensor([row + [1] * (max(map(len, counts)) - len(row))
                                        for row in counts], device=mask.device)}
-    if trace and isinstance(inner, LeftFold):
-        told["trees"] = level_trees(mask, arity, rule)
+        if isinstance(inner, LeftFold):
+            told["trees"] = level_trees(mask, arity, rule)
     return EncoderOutput(root, loss=sum(losses), trace=told)
 
 # %% ../../nbs/implementations/rir.ipynb #aeecf1ba

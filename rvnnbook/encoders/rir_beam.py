@@ -203,8 +203,8 @@ def literal_nested(
     draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple:                # final states (B, K, D), scores (B, K); None for the trees
     "Recursion in recursion, step by step (rir section 3.1)."
-    def search(*level):
-        return literal_chunks(encoder, *level, generator)
+    def search(results, below, scores, sizes):
+        return literal_chunks(encoder, results, below, scores, sizes, generator)
     leaves = leaves[length_mask(lengths, leaves.shape[1])]
     return *search_levels(encoder, leaves, lengths, search, generator, draws), None
 
@@ -331,8 +331,8 @@ def concat_lineages(
         flat = [box.flatten(0, 1) for box in boxes]
         return torch.cat([torch.cat([box, box.new_zeros(rows - len(box), *box.shape[1:])])
                           for box in flat], 1)[None]
-    return Lineages(joined([lines.made for lines, _ in found]),
-                    joined([lines.around for lines, _ in found]), None, None)
+    made = joined([lines.made for lines, _ in found])
+    return Lineages(made, joined([lines.around for lines, _ in found]), made, made)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #6a7e3d2f
 def nested_scores(
@@ -342,13 +342,13 @@ def nested_scores(
     found: list,           # lineages and first rows of every level
 ) -> Tensor:               # s, scores of the final hypotheses that there are, (B, K)
     "Final scores: initial scores plus the sums of all levels (rir section 3.1)."
-    total = None
+    totals = []
     for level, (lines, origin), three in zip(levels, found, pairs):
         own = lineage_scores(logits, three, lines, level.sizes)
-        if total is not None:
-            own = own + sum_scores(total, level.below, level.sizes).gather(1, origin)
-        total = own
-    return total
+        if totals:
+            own = own + sum_scores(totals[-1], level.below, level.sizes).gather(1, origin)
+        totals.append(own)
+    return totals[-1]
 
 # %% ../../nbs/implementations/rir_beam.ipynb #09a58e81
 def nested_search(
@@ -363,10 +363,10 @@ def nested_search(
     leaves, levels = leaves[length_mask(lengths, leaves.shape[1])], []
     with torch.no_grad():
         arena = shared_arena(encoder, leaves, int((lengths - 1).sum()))
-        def search(*level):
-            *results, log = search_chunks(encoder, arena, *level, generator)
+        def search(results, below, scores, sizes):
+            *found, log = search_chunks(encoder, arena, results, below, scores, sizes, generator)
             levels.append(log)
-            return results
+            return found
         places = torch.arange(1, len(leaves) + 1, device=leaves.device)
         roots, found = search_levels(encoder, places, lengths, search, generator, draws)
     trees = nested_trees(arena, roots, lengths) if trace else None

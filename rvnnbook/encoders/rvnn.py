@@ -26,7 +26,7 @@ class RvNN(Encoder):
         self.dim = dim
         self.cell_name, made = make_cell(cell, dim, hidden, activation, dropout)
         self.add_module(self.cell_name, made)
-        self.leaf = nn.Linear(dim, self.cell.state_dim)
+        self.leaf = nn.Linear(dim, made.state_dim)
         self.leaf_norm = nn.LayerNorm(dim) if cell == "grc" else nn.Identity()
 
     @property

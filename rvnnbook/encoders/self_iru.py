@@ -6,6 +6,7 @@ __all__ = ['Flat', 'BASES', 'self_iru_literal', 'self_iru_scans', 'LinearBase', 
 
 # %% ../../nbs/implementations/self_iru.ipynb #68d6d891
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ def _level_gates(flat: Sequence[Tensor], gates: Tensor | None,
     o and z, (..., K or M, D) each.
     """
     f, o, z = flat
-    if below is not None:
+    if below is not None and gates is not None:
         apart = below.shape[-2] > 1
         to_f, to_o = below.unflatten(-2, (-1, 2)).unbind(-2) if apart else (below, below)
         alpha, beta = gates.unflatten(-1, (-1, 2))[..., None].unbind(-2)
@@ -114,7 +115,7 @@ def self_iru_scans(
     memories: Sequence | None = None,  # c_0 by level, (B, K D) each; None: zero
 ) -> tuple[Tensor, list]:        # h_t of the top node, (B, T, D); the last memories by level
     "The whole tree, a scan for each level (self_iru section 2)."
-    h, kept = None, []
+    kept, h = [], cast(Tensor, None)                               # leaves have nothing below
     memories = memories or [None] * len(flats)
     for flat, opened, c0 in zip(flats, _by_level(gates, len(flats) - 1), memories, strict=True):
         h, c = _level_memory(x, *_level_gates(flat, opened, h), c0)
@@ -135,8 +136,8 @@ class LinearBase(nn.Module):
 
     def forward(self, x: Tensor, state: None = None) -> tuple[Flat, None]:
         "`x`: (..., D); `state`: nothing is kept. Returns: F_f, F_o, F_z, (..., M, D) each."
-        return tuple(part(x).to(x.dtype).unflatten(-1, (self.nodes, -1))
-                     for part in self.parts), None
+        f, o, z = (part(x).to(x.dtype).unflatten(-1, (self.nodes, -1)) for part in self.parts)
+        return (f, o, z), None
 
 # %% ../../nbs/implementations/self_iru.ipynb #57c214f8
 class LSTMBase(nn.Module):
@@ -155,7 +156,8 @@ class LSTMBase(nn.Module):
         found = [run_reader(part, x, kept)
                  for part, kept in zip(self.parts, state or [None] * len(self.parts))]
         said = [h.to(x.dtype) for h, _ in found]
-        return tuple(torch.stack(said[at::3], 2) for at in range(3)), [kept for _, kept in found]
+        f, o, z = (torch.stack(said[at::3], 2) for at in range(3))
+        return (f, o, z), [kept for _, kept in found]
 
 BASES = {"linear": LinearBase, "lstm": LSTMBase}
 
@@ -226,9 +228,11 @@ def depth_gates(
     x: Tensor,                   # (..., D)
 ) -> Tensor:                     # (..., directions, 2^(L+1) - 2) in [0, 1]
     "The soft depth gates of each direction (self_iru section 2.2)."
-    seen = [(reader, x) if isinstance(reader, IRU) else (reader[1], reader[0](x).to(x.dtype))
-            for reader in readers]
-    return torch.stack([unit.gates(tokens) for unit, tokens in seen], -2)
+    gates = []
+    for reader in readers:
+        *before, unit = (reader,) if isinstance(reader, IRU) else reader.children()
+        gates.append(cast(IRU, unit).gates(before[0](x).to(x.dtype) if before else x))
+    return torch.stack(gates, -2)
 
 # %% ../../nbs/implementations/self_iru.ipynb #037434a8
 class SelfIRU(Encoder):
@@ -258,15 +262,15 @@ class SelfIRU(Encoder):
         """
         if self.directions == 2:
             raise ValueError("step needs directions=1, not a direction from right to left")
-        h, state = self.readers[0](x[:, None], state)
-        return h[:, 0], state
+        h, kept = self.readers[0](x[:, None], state)
+        return h[:, 0], kept
 
 # %% ../../nbs/implementations/self_iru.ipynb #3c9d390c
 class PositionwiseIRU(IRU):
     "The variant without memory, for each position separately (self_iru App. A.1)."
     def forward(self, x: Tensor) -> Tensor:
         "`x`: (..., D). Returns: (..., D)."
-        h, here = None, x[..., None, :]
+        h, here = cast(Tensor, None), x[..., None, :]
         for base, opened in zip(self.bases, _by_level(self.gates(x), len(self.bases) - 1)):
             f, o, z = _level_gates(base(x)[0], opened, h)
             h = f * here + o * z + here

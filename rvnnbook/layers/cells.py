@@ -91,7 +91,7 @@ def make_cell(
     hidden: int | None = None,      # width of the GRC's hidden layer; 4 D if not given
     activation: str = "gelu",       # the GRC's activation
     dropout: float = 0.0,           # in [0, 1)
-) -> tuple[str, nn.Module]:         # name of the parameters, "grc" or "tree_lstm"; the cell
+) -> tuple[str, GRC | TreeLSTMCell]:    # name of the parameters, "grc" or "tree_lstm"; the cell
     "A cell by name."
     check_choice("cell", name, ("grc", "lstm"))
     if name == "grc":

@@ -34,14 +34,15 @@ def run_reader(
         return reader(rounded, state)
 
 def read_layer(
-    readers: nn.ModuleList,   # one LSTM, or two: left to right, right to left
+    readers: nn.Module,       # contains one LSTM, or two: left to right, right to left
     x: Tensor,                # (B, N, D), finite on padding
     mask: Tensor,             # (B, N) bool, True = token, tokens first
 ) -> Tensor:                  # their states side by side, zero on padding, (B, N, D)
     "States of one LSTM layer in one direction or in both."
-    states = [run_reader(readers[0], x)[0]]
-    if len(readers) == 2:
-        states.append(reverse_tokens(run_reader(readers[1], reverse_tokens(x, mask))[0], mask))
+    ahead, *back = readers.children()
+    states = [run_reader(ahead, x)[0]]
+    for reader in back:
+        states.append(reverse_tokens(run_reader(reader, reverse_tokens(x, mask))[0], mask))
     return torch.where(mask[..., None], torch.cat(states, -1), 0).to(x.dtype)
 
 def read_to_the_end(

@@ -68,8 +68,7 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         "Token vectors (N, D) to the sentence vector (D,) and the states of the last layer (N, D)."
         for layer in self.layers:
-            states = [layer[0](x)]
-            if len(layer) == 2:
-                states.append(layer[1](x.flip(0)).flip(0))
+            ahead, *back = layer.children()
+            states = [ahead(x), *(reader(x.flip(0)).flip(0) for reader in back)]
             x = torch.cat(states, -1)
         return torch.cat([x[-1, :self.width], x[0, self.width:]]), x

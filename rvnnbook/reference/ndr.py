@@ -79,7 +79,7 @@ class NDR(nn.Module):
         self.attn = RouterAttention(dim, heads)
         self.ffn_data = feed_forward(dim, hidden or 2 * dim)
         self.ffn_gate = feed_forward(dim, gate_hidden or dim)
-        nn.init.constant_(self.ffn_gate[1].bias, gate_bias)
+        nn.init.constant_(self.ffn_gate.get_parameter("1.bias"), gate_bias)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
 
     def compose(self, found: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from ..layers.cells import GRC, TreeLSTMCell
 
 # %% ../../nbs/recursive_networks.ipynb #2c280eec
 def merge_nodes(
-    nodes: list,         # one node per position
+    nodes,               # one node per position: a list, or a tensor (N, S)
     steps: list[int],    # composition step of each position, 0 for the last
     cell,                # f, called as cell(left, right)
 ) -> Tensor:             # the root
@@ -44,7 +44,7 @@ class RvNN(nn.Module):
         self.leaf_norm = nn.LayerNorm(dim) if cell == "grc" else nn.Identity()
 
     @property
-    def cell(self) -> nn.Module:
+    def cell(self) -> GRC | TreeLSTMCell:
         "The composition function."
         return getattr(self, self.cell_name)
 

@@ -99,6 +99,6 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
         history = [torch.cat([self.start[None], x])]
         for t in range(steps or self.steps):
-            layer = self.layers[t % len(self.layers)]
-            history.append(layer["compose"](layer["retrieve"](history[-1])))
+            retrieve, compose = self.layers[t % len(self.layers)].children()
+            history.append(compose(retrieve(history[-1])))
         return self.norm(history[-1])[0], torch.stack(history)
