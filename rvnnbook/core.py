@@ -223,8 +223,3 @@ def merge_targets(
         if any(steps[length:]):
             raise ValueError(f"trees row {row} has steps on padding: {steps[length:]}")
     return torch.tensor(targets, device=trees.device)
-
-# %% ../nbs/implementations/conventions.ipynb #841bae58
-from .renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -4,7 +4,9 @@
 __all__ = ['RENAMED', 'RENAMED_OPTIONS', 'refuse_old_names']
 
 # %% ../nbs/workshop/renamed.ipynb #fdd73e63
+import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder, SourceFileLoader
 
 # %% ../nbs/workshop/renamed.ipynb #2540739e
 RENAMED: dict[str, dict[str, str]] = {      # module -> old name -> new name, or module.name
@@ -123,3 +125,24 @@ def refuse_old_names(
         new = names[name] if "." not in names[name] else f"rvnnbook.{names[name]}"
         raise ImportError(f"{module}.{name} is renamed to {new}")
     return refuse
+
+# %% ../nbs/workshop/renamed.ipynb #7f1c3ab2
+class _RenamingLoader(SourceFileLoader):
+    "Loads a module and has it refuse its old names."
+    def exec_module(self, module) -> None:
+        super().exec_module(module)
+        module.__getattr__ = refuse_old_names(module.__name__)
+
+class _RenamingFinder(PathFinder):
+    "Finds the modules that have old names."
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        package, _, module = fullname.partition(".")
+        if package != "rvnnbook" or module not in RENAMED:
+            return None
+        spec = super().find_spec(fullname, path, target)
+        if spec and type(spec.loader) is SourceFileLoader:
+            spec.loader = _RenamingLoader(fullname, spec.loader.path)
+        return spec
+
+sys.meta_path.insert(0, _RenamingFinder)

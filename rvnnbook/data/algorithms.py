@@ -222,8 +222,3 @@ def collate_algorithms(
         tensors.append(torch.tensor([row + [filler] * (width - len(row)) for row in lists]))
         tensors.append(torch.arange(width) < lengths[:, None])
     return AlgorithmBatch(*tensors)
-
-# %% ../../nbs/implementations/algorithms.ipynb #0afe23f1
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -142,8 +142,3 @@ def to_device(
 ) -> T:                    # the same batch on that device
     "Copy a batch to a device."
     return type(batch)(*(tensor.to(device) for tensor in batch))
-
-# %% ../../nbs/implementations/batches.ipynb #2316a5b4
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -332,8 +332,3 @@ def collate_images(
     ids = torch.from_numpy(sequences_of(np.stack(pixels), pool, order))
     mask = torch.ones(ids.shape[:2], dtype=torch.bool)
     return ImageBatch(ids, mask, torch.zeros_like(mask, dtype=torch.int64), torch.tensor(labels))
-
-# %% ../../nbs/implementations/images.ipynb #a6a6d383
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -603,8 +603,3 @@ def collate_listops(
     mask = torch.arange(shape[1]) < lengths[:, None]
     labels = torch.tensor([label for label, _ in examples])
     return ListOpsBatch(torch.from_numpy(ids), mask, torch.from_numpy(steps), labels)
-
-# %% ../../nbs/implementations/listops.ipynb #340f0295
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

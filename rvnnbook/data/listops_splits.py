@@ -280,8 +280,3 @@ def split_examples(
                            "would have other lengths")
     return (Example(evaluate(tokens), tokens)
             for tokens in islice(expressions(split, seed), count))
-
-# %% ../../nbs/implementations/listops_splits.ipynb #70f037cd
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -575,8 +575,3 @@ def collate_logic(
     ids, mask, steps = (rows.reshape(len(pairs), 2, -1)
                         for rows in (torch.from_numpy(ids), mask, torch.from_numpy(steps)))
     return LogicBatch(ids, mask, steps, labels)
-
-# %% ../../nbs/implementations/logic.ipynb #27419a0b
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -327,8 +327,3 @@ def collate_music(
     for row, piece in zip(rolls, pieces):
         row[:len(piece)] = piece
     return MusicBatch(torch.from_numpy(rolls), torch.arange(rolls.shape[1]) < lengths[:, None])
-
-# %% ../../nbs/implementations/music.ipynb #e6e145f4
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

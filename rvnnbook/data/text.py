@@ -418,8 +418,3 @@ def subtrees(
                           if first <= start and end <= last}
                 yield SentenceTree(grade, tree.tokens[first:last + 1],
                                    (*tree.steps[first:last], 0), inside)
-
-# %% ../../nbs/implementations/text.ipynb #301ed4bc
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -16,8 +16,3 @@ class BalancedTree(RvNN):
         root = compose_levels(leaves, mask, 2, lambda pairs, real: self.cell(*pairs.unbind(1)))
         return EncoderOutput(root=root[:, :self.dim],
                              trace={"trees": level_trees(mask)} if trace else None)
-
-# %% ../../nbs/implementations/balanced.ipynb #390e567a
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

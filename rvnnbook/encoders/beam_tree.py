@@ -71,8 +71,3 @@ def one_step(
             noise = gumbel_noise(logits, generator) if noisy else None
             return beam_step(states, scores, parents, logits, pairs, encoder.beam, choose, noise)
     return step
-
-# %% ../../nbs/implementations/beam_tree.ipynb #f6719f58
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

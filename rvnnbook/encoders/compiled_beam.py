@@ -327,8 +327,3 @@ class CompiledBeam(EfficientBeam):
     ) -> Search:                                     # the decisions, and the nodes that were made
         "Search in an arena, compiled or not."
         return choose_search(self, leaves)(self, leaves, lengths, generator)
-
-# %% ../../nbs/implementations/compiled_beam.ipynb #741439ab
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -455,8 +455,3 @@ def crvnn_literal(
         if not going.any():
             break
     return states[:, 1:-1] * mask[..., None], exists[:, 1:-1] * mask, taken
-
-# %% ../../nbs/implementations/crvnn.ipynb #f558929a
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -196,8 +196,3 @@ def in_post_order(
     allowed = logits.masked_fill(place < last[..., None] - 1, -torch.inf)
     empty = (allowed == -torch.inf).all(-1, keepdim=True)      # beyond the end: no hypothesis
     return choose_proposals(torch.where(empty, logits, allowed), scores, noisy, generator)[:3]
-
-# %% ../../nbs/implementations/distinct_beam.ipynb #7eb841b8
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

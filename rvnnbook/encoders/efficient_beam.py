@@ -117,8 +117,3 @@ def literal_search(
         states = torch.where((place == pick)[..., None], node[:, :, None], row)
     states, scores = (torch.cat(parts[::-1]) for parts in zip(*ended))
     return states, scores, None
-
-# %% ../../nbs/implementations/efficient_beam.ipynb #434db35a
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

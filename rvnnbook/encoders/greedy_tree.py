@@ -394,8 +394,3 @@ class GreedyTree(TreeParts):
         found = find_trees(leaves, mask, self.grc, self.weigh, seen if trace else None)
         story = {"trees": found, "scores": _stack_rounds(seen, mask)} if trace else None
         return EncoderOutput(compose_by_height(leaves, found, mask, self.grc), trace=story)
-
-# %% ../../nbs/implementations/greedy_tree.ipynb #34939dfd
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -212,8 +212,3 @@ def _check_ndr(dim, heads, layers, test_layers, gate_dropout, readout):
         raise ValueError(f"heads must divide the width, got {heads} heads for dim={dim}")
     if not 0 <= gate_dropout < 1:
         raise ValueError(f"gate_dropout must be in [0, 1), got {gate_dropout}")
-
-# %% ../../nbs/implementations/ndr.ipynb #12a562f5
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -153,8 +153,3 @@ def _trace_by_layer(story, used, names):
         return part.new_zeros(len(used), *part.shape[1:]).index_copy(0, rows, part)
     parts = zip(*([whole(rows, part) for part in found] for rows, *found in story))
     return {**{name: torch.stack(part) for name, part in zip(names, parts)}, "layers": used}
-
-# %% ../../nbs/implementations/ndr_halt.ipynb #06b2f5ec
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -669,8 +669,3 @@ def slot_trees(
                          lambda left, right: (left, right))
         trees[row, :length] = torch.tensor(steps_from_tree(tree))
     return trees
-
-# %% ../../nbs/implementations/ordered_memory.ipynb #dcbfe4f1
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -290,8 +290,3 @@ class ParentBeam(BeamTree):
         search = soft_search if self.soft and self.training else parent_search
         with torch.autocast(leaves.device.type, enabled=False):
             return search(self, leaves, mask, generator)
-
-# %% ../../nbs/implementations/parent_beam.ipynb #7205a791
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

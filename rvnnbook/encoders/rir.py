@@ -118,8 +118,3 @@ def _recurse(inner, leaves: Tensor, mask: Tensor, arity: int, rule: str = 'alway
         if isinstance(inner, LeftFold):
             told["trees"] = level_trees(mask, arity, rule)
     return EncoderOutput(root, loss=sum(losses), trace=told)
-
-# %% ../../nbs/implementations/rir.ipynb #aeecf1ba
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -406,8 +406,3 @@ def nested_trees(
                 tree[ends[left]] = heights[place]
                 open_nodes += [left, right]
     return trees.to(roots.device)
-
-# %% ../../nbs/implementations/rir_beam.ipynb #d054dddc
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -41,8 +41,3 @@ class RvNN(Encoder):
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         root = compose_by_height(leaves, trees, mask, self.cell)
         return EncoderOutput(root=root[:, :self.dim], trace={"trees": trees} if trace else None)
-
-# %% ../../nbs/implementations/rvnn.ipynb #2e2006eb
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -206,8 +206,3 @@ class Transformer(Encoder):
         root, states = self.norm(history[-1]).split([1, mask.shape[1]], 1)
         return EncoderOutput(root=root[:, 0], states=torch.where(mask[..., None], states, 0),
                              trace={"states": torch.stack(history)} if trace else None)
-
-# %% ../../nbs/implementations/transformer.ipynb #a87e9f92
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

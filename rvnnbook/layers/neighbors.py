@@ -57,8 +57,3 @@ def retrieve(
 ) -> Tensor:                   # expected value at the nearest existing neighbor, (B, N, D)
     "Expected value at the neighbor: left(v) or right(v) (crvnn section 3.2)."
     return weights @ values
-
-# %% ../../nbs/neighbors.ipynb #6f19afd8
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -362,8 +362,3 @@ def neighbor_retrievers(
     there_and_back = torch.cat([exists, exists.flip(-1)])
     left, right = neighbor_weights(there_and_back, "left", retriever).chunk(2)
     return left, right.flip(-2, -1)
-
-# %% ../../nbs/implementations/neighbors_linear.ipynb #37a7a329
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -111,8 +111,3 @@ def load_pretrained(
                        **json.loads(about["classifier"]))
     model.load_state_dict(tensors)
     return model.eval()
-
-# %% ../../nbs/implementations/heads.ipynb #f8ceed3b
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -249,8 +249,3 @@ def evaluate_seq2seq(
         words += int(batch.target_mask.sum())
     return {"exact_match": float(torch.cat(right).double().mean()),
             "perplexity": math.exp(min(nats / words, 700)), "nll": nats / words}
-
-# %% ../../nbs/implementations/seq2seq.ipynb #52b63950
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -135,8 +135,3 @@ def sequence_loss(
     "Mean over the pieces of their NLL, plus the auxiliary loss of the encoder."
     out = model(batch.rolls, batch.mask)
     return sequence_nll(out.states, batch.rolls, batch.mask).sum(1).mean() + out.loss
-
-# %% ../../nbs/implementations/sequence.ipynb #01a04129
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -242,8 +242,3 @@ def draw_tokens(
         shares = model.head(state).softmax(-1)
         drawn.append(torch.multinomial(shares, 1, generator=generator)[:, 0])
     return torch.stack(drawn, 1)
-
-# %% ../../nbs/implementations/beyond.ipynb #13b76be3
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)
