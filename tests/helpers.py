@@ -1,5 +1,6 @@
 "What several test files draw and compare."
 import ast
+import json
 import os
 from pathlib import Path
 
@@ -98,6 +99,19 @@ def imported_packages(module):
     names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.split(".")[0] for name in names}
+
+
+def on_page(page, *names):
+    "Functions that a page of the book defines for its lessons, with the imports of the page that they use."
+    cells = json.loads((Path(__file__).parents[1] / "nbs" / f"{page}.ipynb").read_text())["cells"]
+    nodes = [node for cell in cells if cell["cell_type"] == "code" for node in ast.parse("".join(cell["source"])).body]
+    made = [node for node in nodes if getattr(node, "name", None) in names]
+    used = {word.id for node in made for word in ast.walk(node) if isinstance(word, ast.Name)}
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))
+               and used & {name.asname or name.name for name in node.names}]
+    found = {}
+    exec(compile(ast.Module([*imports, *made], []), page, "exec"), found)
+    return [found[name] for name in names]
 
 
 def shake(module, seed=0, by=0.4):

@@ -13,17 +13,17 @@ from torch.testing import assert_close
 
 from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
-from rvnnbook.encoders import efficient_beam
 from rvnnbook.layers import tree_search
 from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, CompiledBeam, choose_search
-from rvnnbook.encoders.distinct_beam import (beam_use, by_best, by_orders, by_sums, common_steps, count_distinct, beam_states, in_post_order,
-                                             next_states, rule_search, find_duplicates)
+from rvnnbook.encoders.distinct_beam import beam_states, beam_use, common_steps, count_distinct, find_duplicates
 from rvnnbook.encoders.efficient_beam import EfficientBeam, literal_search
 from rvnnbook.layers.topk import gumbel_noise
 from rvnnbook.layers.tree_search import (
-    arena_search, choose_proposals, encode_with_search, first_keys, hash_pair, leaf_keys, mark_repeated, next_keys, search_and_replay, states_after, trace_back)
-from tests.helpers import DIM, answers, assert_same, batch_of
+    arena_search, choose_proposals, encode_with_search, hash_pair, leaf_keys, mark_repeated, next_states, search_and_replay, states_after, trace_back)
+from tests.helpers import DIM, answers, assert_same, batch_of, on_page
 
+by_orders, by_best, by_sums, in_post_order, rule_search = on_page(
+    "implementations/distinct_beam", "by_orders", "by_best", "by_sums", "in_post_order", "rule_search")
 RULES = [by_orders, by_best, by_sums, in_post_order]
 few = settings(deadline=None, max_examples=25)
 quick = settings(deadline=None)
@@ -72,8 +72,7 @@ class Recorder:
     "Stands where `choose` stands and writes down the scores that it gives."
     def __init__(self, monkeypatch):
         self.scores = []
-        for module in (efficient_beam, tree_search):
-            monkeypatch.setattr(module, "choose_proposals", self)
+        monkeypatch.setattr(tree_search, "choose_proposals", self)
 
     def __call__(self, *given):
         answer = choose_proposals(*given)
@@ -96,13 +95,12 @@ def test_every_row_of_trees_has_its_own_key():
 @quick
 @given(st.integers(2, 8), st.data())
 def test_keys_follow_the_merges(n, data):
-    keys = first_keys(torch.tensor([n, 2]), 2)
-    assert torch.equal(keys, leaf_keys(n).expand(2, 2, n))
+    keys = leaf_keys(n).expand(2, 2, n)
     row = keys[0, 0].tolist()
     for width in range(n, 1, -1):
         pick = data.draw(st.integers(0, width - 2))
         promised = states_after(keys, torch.full((2, 2, 1), pick))
-        keys = next_keys(keys, torch.tensor([[1, 0], [0, 0]]), torch.full((2, 2), pick))
+        keys = next_states(hash_pair, keys[..., None], torch.tensor([[1, 0], [0, 0]]), torch.full((2, 2), pick))[..., 0]
         row[pick:pick + 2] = [int(hash_pair(torch.tensor(row[pick]), torch.tensor(row[pick + 1])))]
         assert keys[0, 0].tolist() == row
         assert torch.equal(keys.sum(-1), promised[..., 0])
@@ -161,9 +159,8 @@ def test_a_search_without_the_option_is_as_before_bit_for_bit(train, monkeypatch
     for form in (literal_search, search_and_replay):
         now = answers(encoder, x, mask, form)
         with monkeypatch.context() as patch:
-            for module in (efficient_beam, tree_search):
-                patch.setattr(module, "choose_proposals", lambda logits, scores, noisy, generator, keys=None:
-                              choose_before(logits, scores, noisy, generator))
+            patch.setattr(tree_search, "choose_proposals", lambda logits, scores, noisy, generator, keys=None:
+                          choose_before(logits, scores, noisy, generator))
             before = answers(encoder, x, mask, form)
         assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
 

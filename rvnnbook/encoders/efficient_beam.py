@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from ..core import Encoder, EncoderOutput
 from ..layers.cells import GRC
 from ..layers.tree_search import (
-    Search, active_counts, arena_search, choose_proposals, encode_with_search, first_keys,
-    initial_scores, next_keys, search_and_replay)
+    Search, arena_search, encode_with_search, initial_scores, literal_steps, search_and_replay)
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #c37ec576
 class PairScorer(nn.ModuleList):
@@ -93,27 +92,6 @@ def literal_search(
     trace: bool = False,   # not used: it keeps no trees
 ) -> tuple:               # final states (B, K, D), scores (B, K); trees, which it does not keep
     "Beam search for trees, step by step, with all rows of states (rir section 2)."
-    (batch, width, dim), device = leaves.shape, leaves.device
-    states, ended = leaves[:, None].expand(-1, encoder.beam, -1, -1), []
-    scores = initial_scores(batch, encoder.beam, leaves)
-    keys = first_keys(lengths, encoder.beam) if encoder.distinct else None
-    for step, going in enumerate(active_counts(lengths)):
-        ended.append((states[going:, :, 0], scores[going:]))
-        states, scores, left_over = states[:going], scores[:going], lengths[:going] - step
-        if not going:
-            break
-        place = torch.arange(width - step - 1, device=device)
-        logits = encoder.scorer(states[:, :, :-1], states[:, :, 1:])
-        logits = logits.masked_fill(place >= left_over[:, None, None] - 1, -torch.inf)
-        noisy = encoder.training and encoder.noise
-        keys = None if keys is None else keys[:going]
-        parent, pick, scores, _ = choose_proposals(logits, scores, noisy, generator, keys)
-        keys = None if keys is None else next_keys(keys, parent, pick)
-        row = states[torch.arange(going, device=device)[:, None], parent]
-        pick, wide = pick[..., None], (-1, -1, -1, dim)
-        left, right = (row.gather(2, at[..., None].expand(*wide)) for at in (pick, pick + 1))
-        node = encoder.grc(left.squeeze(2), right.squeeze(2))
-        row = row.gather(2, (place + (place > pick))[..., None].expand(*wide))
-        states = torch.where((place == pick)[..., None], node[:, :, None], row)
-    states, scores = (torch.cat(parts[::-1]) for parts in zip(*ended))
-    return states, scores, None
+    states = leaves[:, None].expand(-1, encoder.beam, -1, -1)
+    scores = initial_scores(len(leaves), encoder.beam, leaves)
+    return *literal_steps(encoder, states, scores, lengths, generator), None

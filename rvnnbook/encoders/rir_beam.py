@@ -19,8 +19,8 @@ from ..layers.chunks import chunk_size
 from ..layers.s4d import S4DLayer
 from ..layers.tree_search import (
     Arena, Lineages, active_counts, choose_proposals, encode_with_search, find_pairs,
-    initial_scores, lineage_scores, merge_rows, plan_replay, replay, scale_kept, score_pairs,
-    search_and_replay, trace_lineages)
+    initial_scores, lineage_scores, literal_steps, merge_rows, plan_replay, replay, scale_kept,
+    score_pairs, search_and_replay, trace_lineages)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #dee03f13
 class Chunks(NamedTuple):
@@ -172,25 +172,7 @@ def literal_chunks(
 ) -> tuple[Tensor, Tensor]:    # states (M, K, D), scores (M, K)
     "Beam search in every chunk, step by step, with all rows of states (rir section 3.1)."
     sizes, order = sizes.sort(descending=True, stable=True)
-    states, scores, ended = results[below[order]], scores[order], []
-    hypothesis = torch.arange(encoder.beam, device=states.device)
-    for step, going in enumerate(active_counts(sizes)):
-        ended.append((states[going:, :, 0], scores[going:]))
-        states, scores = states[:going], scores[:going]
-        if not going:
-            break
-        chunk = torch.arange(going, device=states.device)[:, None]
-        place = torch.arange(states.shape[2] - 1, device=states.device)
-        logits = encoder.scorer(states[:, :, :-1], states[:, :, 1:])
-        no_pair = place >= (sizes[:going] - step - 1)[:, None, None]
-        parent, pick, scores, _ = choose_proposals(logits.masked_fill(no_pair, -torch.inf), scores,
-                                                   encoder.training and encoder.noise, generator)
-        row = states[chunk, parent]
-        node = encoder.grc(row[chunk, hypothesis, pick], row[chunk, hypothesis, pick + 1])
-        pick = pick[..., None]
-        row = row[chunk[..., None], hypothesis[:, None], place + (place > pick)]
-        states = torch.where((place == pick)[..., None], node[:, :, None], row)
-    states, scores = (torch.cat(parts[::-1]) for parts in zip(*ended))
+    states, scores = literal_steps(encoder, results[below[order]], scores[order], sizes, generator)
     return states[order.argsort()], scores[order.argsort()]
 
 # %% ../../nbs/implementations/rir_beam.ipynb #68c59d1c

@@ -6,10 +6,10 @@ __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_ste
            'encode_with_search', 'Search', 'make_arena', 'grc_parts', 'children_parts', 'draw_kept', 'scale_kept',
            'make_nodes', 'blank_log', 'write_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back',
            'trace_lineages', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs',
-           'states_after', 'first_keys', 'next_keys', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives',
-           'activation_derivative', 'collect_gradients', 'Replay', 'replay_parameters', 'replay', 'LineageScores',
-           'birth_steps', 'score_pairs', 'lineage_scores', 'on_host', 'search_and_replay', 'kept_factors',
-           'final_trees']
+           'states_after', 'next_states', 'literal_steps', 'ReplayPlan', 'plan_replay', 'replay_forward',
+           'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay', 'replay_parameters', 'replay',
+           'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores', 'on_host', 'search_and_replay',
+           'kept_factors', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable
@@ -582,23 +582,48 @@ def states_after(
     left, right = keys.gather(-1, picks), keys.gather(-1, picks + 1)
     return keys.sum(-1, keepdim=True) - left - right + hash_pair(left, right)
 
-def first_keys(
-    lengths: Tensor,       # tokens of every sentence, (B,)
-    beam: int,             # K, hypotheses
-) -> Tensor:               # keys of the leaves, (B, K, N) int64
-    "Keys at the beginning, for the literal form."
-    return leaf_keys(int(lengths.max()), lengths.device).expand(len(lengths), beam, -1)
-
-def next_keys(
-    keys: Tensor,          # of the nodes of every hypothesis, (B, K, P + 1) int64
+def next_states(
+    cell,                  # f, called as cell(left, right)
+    states: Tensor,        # rows of all hypotheses, (B, K, W, D)
     parent: Tensor,        # which hypothesis each one continues, (B, K)
     pick: Tensor,          # which pair it composes, (B, K)
-) -> Tensor:               # of the nodes afterwards, (B, K, P) int64
-    "Compose keys as states are composed."
-    row, place = keys.gather(1, parent[..., None].expand_as(keys)), torch.arange(keys.shape[-1] - 1)
-    place, both = place.to(keys.device), hash_pair(row[..., :-1], row[..., 1:])
-    row = row.gather(2, place + (place > pick[..., None]))
-    return torch.where(place == pick[..., None], both, row)
+) -> Tensor:               # rows afterwards, (B, K, W - 1, D)
+    "Compose one pair in every row."
+    row, pick = states[torch.arange(len(states))[:, None], parent], pick[..., None, None]
+    place = torch.arange(row.shape[2] - 1, device=row.device)[:, None]
+    left, right, rest = (row.gather(2, at.expand(*pick.shape[:2], -1, row.shape[-1]))
+                         for at in (pick, pick + 1, place + (place > pick)))
+    return torch.where(place == pick, cell(left, right), rest)
+
+# %% ../../nbs/implementations/tree_search.ipynb #a84be03f
+def literal_steps(
+    encoder,               # an EfficientBeam
+    states: Tensor,        # rows of all hypotheses, (B, K, W, D), the longest first
+    scores: Tensor,        # s, of the hypotheses, -inf for none, (B, K)
+    sizes: Tensor,         # nodes of each row, (B,)
+    generator: torch.Generator | None = None,    # of the noise
+    rule: Callable | None = None,  # rule(logits, scores, keys, last); None: the encoder's
+) -> tuple[Tensor, Tensor]:    # final states (B, K, D), scores (B, K)
+    "Beam search for trees, step by step, with all rows of states (rir section 2)."
+    def usual(logits, scores, keys, last):
+        return choose_proposals(logits, scores, encoder.training and encoder.noise, generator,
+                                keys if encoder.distinct else None)
+    keys, ended = leaf_keys(states.shape[2], states.device).expand(states.shape[:3]), []
+    last = torch.zeros_like(keys[..., 0])                      # place of the last merge, (B, K)
+    for step, going in enumerate(active_counts(sizes)):
+        ended.append((states[going:, :, 0], scores[going:]))
+        states, scores, keys, last = (box[:going] for box in (states, scores, keys, last))
+        if not going:
+            break
+        logits = encoder.scorer(states[:, :, :-1], states[:, :, 1:])
+        place = torch.arange(logits.shape[-1], device=logits.device)
+        missing = place >= (sizes[:going] - step - 1)[:, None, None]
+        parent, last, scores, *_ = (rule or usual)(logits.masked_fill(missing, -torch.inf), scores,
+                                                   keys, last)
+        keys = next_states(hash_pair, keys[..., None], parent, last)[..., 0]
+        states = next_states(encoder.grc, states, parent, last)
+    states, scores = (torch.cat(parts[::-1]) for parts in zip(*ended))
+    return states, scores
 
 # %% ../../nbs/implementations/tree_search.ipynb #f865da73
 class ReplayPlan(NamedTuple):
