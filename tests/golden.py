@@ -18,7 +18,7 @@ from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR
-from rvnnbook.encoders.ordered_memory import OrderedMemory, ordered_memory_literal
+from rvnnbook.encoders.ordered_memory import OrderedMemory
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.encoders.parent_beam import ParentBeam
@@ -28,10 +28,15 @@ from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.cells import ACTIVATIONS
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.layers.s4d import S4DLayer
-from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft, stochastic_topk
+from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft
 from rvnnbook.layers.tree_search import beam_step, propose_pairs, prune_beam, search_and_replay
 from rvnnbook.tasks.classify import Classifier
 from rvnnbook.tasks.pair import PairClassifier, pair_up
+from tests.helpers import on_page
+
+ordered_memory_literal = on_page(
+    "implementations/ordered_memory", "slot_sums", "memory_step", "slot_shares", "match_slots", "ordered_memory_literal")[-1]
+stochastic_topk, = on_page("topk", "stochastic_topk")
 
 OUTPUTS, GRADIENTS = 1e-5, 1e-4        # largest absolute error; largest error as a share of the largest gradient
 

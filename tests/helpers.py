@@ -1,7 +1,9 @@
 "What several test files draw and compare."
 import ast
+import importlib
 import json
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -102,14 +104,15 @@ def imported_packages(module):
 
 
 def on_page(page, *names):
-    "Functions that a page of the book defines for its lessons, with the imports of the page that they use."
+    "Functions that a page of the book defines for its lessons, among the names of its module and of the imports that they use."
     cells = json.loads((Path(__file__).parents[1] / "nbs" / f"{page}.ipynb").read_text())["cells"]
     nodes = [node for cell in cells if cell["cell_type"] == "code" for node in ast.parse("".join(cell["source"])).body]
     made = [node for node in nodes if getattr(node, "name", None) in names]
     used = {word.id for node in made for word in ast.walk(node) if isinstance(word, ast.Name)}
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))
                and used & {name.asname or name.name for name in node.names}]
-    found = {}
+    module = re.search(r"#\| default_exp (\S+)", "".join(cells[0]["source"]))[1]
+    found = dict(vars(importlib.import_module(f"rvnnbook.{module}")))
     exec(compile(ast.Module([*imports, *made], []), page, "exec"), found)
     return [found[name] for name in names]
 

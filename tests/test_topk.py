@@ -7,7 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rvnnbook.layers.topk import EPSILON, best_first, choice_matrix, gumbel_noise, masked_softmax, one_soft, stochastic_topk
+from rvnnbook.layers.topk import EPSILON, best_first, choice_matrix, gumbel_noise, masked_softmax, one_soft
+from tests.helpers import on_page
+
+stochastic_topk, = on_page("topk", "stochastic_topk")
 
 quick = settings(deadline=None, max_examples=60)
 
