@@ -12,7 +12,7 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.cells import GRC
-from rvnnbook.layers.chunks import chunk, CHUNK_RULES, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees
+from rvnnbook.layers.chunks import CHUNK_RULES, cut_rows, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees
 from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.registry import create_encoder
 
@@ -68,7 +68,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="arity=1"):
         compose_levels(x, mask, 1, mixed_all)
     with pytest.raises(ValueError, match="'sometimes'.*always, late"):
-        chunk(x, mask, 3, "sometimes")
+        cut_rows(x, mask.sum(1).tolist(), 3, "sometimes")
 
 
 # ---- cutting
@@ -77,7 +77,7 @@ def test_refusals():
 @given(lengths_of, arities, rules, seeds, st.integers(0, 3))
 def test_chunks_are_the_sentence_in_pieces(lengths, arity, rule, seed, extra):
     x, mask = batch(lengths, seed=seed, extra=extra)
-    chunks, real = chunk(x, mask, arity, rule)
+    chunks, real = cut_rows(x, mask.sum(1).tolist(), arity, rule)
     assert real.dtype == torch.bool and chunks.shape == (*real.shape, 4)
     assert not (real[:, :, 1:] & ~real[:, :, :-1]).any() and not (real[:, 1:, 0] & ~real[:, :-1, 0]).any()      # nodes first, chunks first
     assert not chunks[~real].any()                                     # nothing from padding
@@ -90,13 +90,13 @@ def test_chunks_are_the_sentence_in_pieces(lengths, arity, rule, seed, extra):
 
 def test_width_is_that_of_the_sentences():
     x, mask = batch([4, 2], extra=6)
-    assert chunk(x, mask, 30)[0].shape == (2, 1, 4, 4)
+    assert cut_rows(x, mask.sum(1).tolist(), 30)[0].shape == (2, 1, 4, 4)
 
 
 def test_slopes_of_chunks():
     x, mask = batch([7, 3])
     x = torch.where(mask[..., None], x, 0).requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: chunk(t, mask, 3, "late")[0], x)
+    assert torch.autograd.gradcheck(lambda t: cut_rows(t, mask.sum(1).tolist(), 3, "late")[0], x)
 
 
 # ---- levels

@@ -12,10 +12,13 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.transformer import (POSITIONS, Transformer, multi_head_attention, _check_transformer, _multiply_pairs,
-                                           place_pairs, _place_powers, recur, _run_layers, flip_odd_heads)
+                                           place_pairs, _place_powers, _run_layers, flip_odd_heads)
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.neighbors import neighbor_weights
+from tests.helpers import on_page
 from tests.test_core import boxed, random_steps
+
+recur, = on_page("implementations/transformer", "recur")
 
 few = settings(deadline=None, max_examples=15)
 positions = pytest.mark.parametrize("position", POSITIONS)

@@ -15,7 +15,7 @@ from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
-from ..layers.tree_search import grc_parts, merge_pairs, scale_kept
+from ..layers.tree_search import children_parts, merge_pairs, scale_kept
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #2334eaf5
 def build_tree_trace(
@@ -195,10 +195,9 @@ def _compose_pairs(parts: TreeParts, members: Tensor, keep: Tensor | None) -> tu
     `parts`: cell and scorer; `members`: two nodes a pair, (R, 2, D); `keep`: hidden units that
     dropout keeps, (R, H) bool; None: all. Returns: u, (R,); parents (R, D).
     """
-    left, right = members.unbind(1)
-    factors = None if keep is None else scale_kept(parts.grc, keep, left)
-    parents = parts.grc.norm(grc_parts(parts.grc, left, right, factors)[-1])
-    return parts.weigh(left, right, parents)[0], parents
+    factors = None if keep is None else scale_kept(parts.grc, keep, members)
+    parents = parts.grc.norm(children_parts(parts.grc, members.flatten(1), factors)[-1])
+    return parts.weigh(members[:, 0], members[:, 1], parents)[0], parents
 
 def _empty_table(parts: TreeParts, leaves: Tensor, more: int) -> DrawnMerges:
     """Leaves, their pairs, and room for the pairs of later rounds.

@@ -15,25 +15,19 @@ def cumulative_weights(
     exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
 ) -> Tensor:               # p, weight of j as left neighbor of i, (B, N, N); rows sum to <= 1
     "Left-neighbor weights that add existence up to one unit, nearest first (crvnn Eq. 5)."
-    n = exists.shape[-1]
-    before = torch.ones(n, n, dtype=torch.bool, device=exists.device).tril(-1)      # j < i
-    there = torch.where(before, exists[:, None, :], 0)
+    there = exists[:, None].expand(-1, exists.shape[1], -1).tril(-1)     # e_j for j < i, else 0
     gathered = there.flip(-1).cumsum(-1).flip(-1)                        # sum over l >= j
     wanted = 1 - F.pad(gathered[..., 1:], (0, 1))                        # 1 - sum over l > j
-    partly = torch.maximum(wanted, torch.zeros_like(wanted)) * before
-    return torch.where(gathered <= 1, there, partly)
+    return torch.where(gathered <= 1, there, torch.maximum(wanted, torch.zeros_like(wanted)))
 
 # %% ../../nbs/neighbors.ipynb #1326f7cf
 def stick_breaking_weights(
     exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
 ) -> Tensor:               # p, weight of j as left neighbor of i, (B, N, N); rows sum to <= 1
     "Left-neighbor probabilities when positions exist independently (crvnn Eq. 6)."
-    n = exists.shape[-1]
-    before = torch.ones(n, n, dtype=torch.bool, device=exists.device).tril(-1)      # j < i
-    missing = torch.where(before, 1 - exists[:, None, :], 1)
-    passed = missing.flip(-1).cumprod(-1).flip(-1)                       # product over l >= j
-    passed = F.pad(passed[..., 1:], (0, 1), value=1)                     # product over l > j
-    return torch.where(before, exists[:, None, :] * passed, 0)
+    there = exists[:, None].expand(-1, exists.shape[1], -1).tril(-1)     # e_j for j < i, else 0
+    passed = (1 - there).flip(-1).cumprod(-1).flip(-1)                   # product over l >= j
+    return there * F.pad(passed[..., 1:], (0, 1), value=1)               # product over l > j
 
 # %% ../../nbs/neighbors.ipynb #4f20a93b
 RETRIEVERS = {"eq5": cumulative_weights, "eq6": stick_breaking_weights}

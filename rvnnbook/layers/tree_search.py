@@ -3,13 +3,12 @@
 # %% auto #0
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_step', 'search_states', 'steps_from_merges',
            'build_beam_trace', 'merges_of', 'choose_proposals', 'mark_repeated', 'active_counts', 'initial_scores',
-           'encode_with_search', 'Search', 'make_arena', 'grc_parts', 'children_parts', 'draw_kept', 'scale_kept',
-           'make_nodes', 'blank_log', 'write_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back',
-           'trace_lineages', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs',
-           'states_after', 'next_states', 'literal_steps', 'ReplayPlan', 'plan_replay', 'replay_forward',
-           'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay', 'replay_parameters', 'replay',
-           'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores', 'on_host', 'search_and_replay',
-           'kept_factors', 'final_trees']
+           'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept', 'make_nodes',
+           'blank_log', 'write_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back', 'trace_lineages',
+           'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'next_states',
+           'literal_steps', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
+           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores',
+           'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable
@@ -294,21 +293,12 @@ def make_arena(
     return arena, rows, logits.masked_fill((rows[:, :-1] == 0) | (rows[:, 1:] == 0), -torch.inf)
 
 # %% ../../nbs/implementations/tree_search.ipynb #b0b46480
-def grc_parts(
-    cell: GRC,             # the cell
-    left: Tensor,          # l, left children, (M, D)
-    right: Tensor,         # r, right children, (M, D)
-    keep: Tensor | None = None,    # factors of the hidden units, (M, H)
-) -> tuple[Tensor, Tensor, Tensor]:    # before the activation, parts, what is normed
-    "The cell up to its norm: (M, H), gates and content (M, 4 D), (M, D) (crvnn Eq. 14-15)."
-    return children_parts(cell, torch.cat([left, right], -1), keep)
-
 def children_parts(
     cell: GRC,             # the cell
     below: Tensor,         # left and right children, side by side, (M, 2 D)
     keep: Tensor | None = None,    # factors of the hidden units, (M, H)
-) -> tuple[Tensor, Tensor, Tensor]:    # as grc_parts
-    "The cell up to its norm, for children in one tensor (crvnn Eq. 14-15)."
+) -> tuple[Tensor, Tensor, Tensor]:    # before the activation, parts, what is normed
+    "The cell up to its norm: (M, H), gates and content (M, 4 D), (M, D) (crvnn Eq. 14-15)."
     before, (left, right) = cell.w1(below), below.chunk(2, -1)
     hidden = cell.activation(before)
     parts = cell.w2(hidden if keep is None else hidden * keep)
@@ -753,7 +743,7 @@ class Replay(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple:
         (nodes, keep), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
         if not ctx.levels:
-            return grad, None, None, None, *map(torch.zeros_like, replay_parameters(cell))
+            return grad, None, None, None, *map(torch.zeros_like, cell.parameters())
         hidden, at_hidden = activation_derivative(
             cell.activation, torch.cat([before for before, *_ in ctx.levels]))
         if keep is not None:
@@ -771,13 +761,6 @@ class Replay(torch.autograd.Function):
                 at_parts.T @ hidden, at_parts.sum(0), *at_norm)
 
 # %% ../../nbs/implementations/tree_search.ipynb #5e8d31aa
-def replay_parameters(
-    cell: GRC,             # the cell
-) -> tuple:                # weights and biases of both layers, gain and shift of the norm
-    "The parameters of a cell in the order of `Replay`."
-    return (cell.w1.weight, cell.w1.bias, cell.w2.weight, cell.w2.bias, cell.norm.weight,
-            cell.norm.bias)
-
 def replay(
     cell: GRC,             # the cell
     leaves: Tensor,        # leaf states, (L, D)
@@ -785,7 +768,7 @@ def replay(
     keep: Tensor | None = None,    # factors of the hidden units, (M, H); None: no dropout
 ) -> Tensor:               # states of leaves and nodes, (L + M, D)
     "Compose the nodes of a plan, with gradients."
-    return Replay.apply(leaves, plan, keep, cell, *replay_parameters(cell))
+    return Replay.apply(leaves, plan, keep, cell, *cell.parameters())
 
 # %% ../../nbs/implementations/tree_search.ipynb #022ab9b0
 class LineageScores(torch.autograd.Function):
