@@ -8,6 +8,7 @@ when one fails, and then no site is built. Before that, the package is compared 
 import argparse
 import filecmp
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import distributions
 from pathlib import Path
@@ -55,13 +57,83 @@ def is_fresh(record: Path, installed: str) -> bool:
         return False
 
 
+TAGS = {"hide": "remove-cell", "default_exp": "remove-cell",
+        "hide_input": "remove-input", "hide_output": "remove-output"}
+
+def strip_directives(notebook: dict) -> dict:      # JSON data; one without `#|` comes back equal
+    "A notebook without the exporter's directives; those about the page become cell tags."
+    cells = []
+    for cell in notebook["cells"]:
+        lines = "".join(cell["source"]).splitlines(keepends=True)
+        given = [m[1] for m in map(re.compile(r"#\|\s*(\S+)").match, lines) if m]
+        if given and cell["cell_type"] == "code":
+            tags = cell["metadata"].get("tags", []) + [TAGS[d] for d in given if d in TAGS]
+            kept = "".join(line for line in lines if not line.startswith("#|"))
+            metadata = {**cell["metadata"], "tags": list(dict.fromkeys(tags))}
+            cell = {**cell, "source": kept, "metadata": metadata}
+        cells.append(cell)
+    return {**notebook, "cells": cells}
+
+
+def record_dependencies(log: str, folders: list[str], skipped: list[str]):     # JSON file; below
+    "Runs inside a kernel: record after every cell the files it read and its processor time."
+    import builtins, json, os, sys, time  # noqa: E401
+    from IPython import get_ipython
+    read, cells, begun, importing = set(), [], [0.0, 0.0], [0, 0.0]
+    plain_import = builtins.__import__
+    def audit(event, arguments):
+        name, flags = (arguments[0], arguments[2]) if event == "open" else (None, 0)
+        if isinstance(name, (str, bytes)) and not (flags or 0) & 3:
+            path = os.path.abspath(os.fsdecode(name))
+            below = lambda tops: any(path.startswith(top + os.sep) for top in tops)
+            if below(folders) and not below(skipped):
+                read.add(path)
+    def timed_import(*arguments, **options):
+        importing[0], start = importing[0] + 1, time.process_time()
+        try:
+            return plain_import(*arguments, **options)
+        finally:
+            importing[0] -= 1
+            importing[1] += 0 if importing[0] else time.process_time() - start
+    def before(info):
+        begun[:] = sum(os.times()[:4]), importing[1]
+    def after(result):
+        if not begun[0]: return    # the cell that placed this function
+        spent, imports = sum(os.times()[:4]) - begun[0], importing[1] - begun[1]
+        cells.append({"lesson": round(spent - imports, 3), "imports": round(imports, 3)})
+        modules = {getattr(m, "__file__", None) for n, m in list(sys.modules.items())
+                   if n.split(".")[0] == "rvnnbook"}
+        files = sorted(f for f in (read | modules) - {None} if "__pycache__" not in f)
+        with open(log + ".part", "w") as file:
+            json.dump({"files": files, "cells": cells}, file)
+        os.replace(log + ".part", log)
+    sys.addaudithook(audit)
+    builtins.__import__ = timed_import
+    get_ipython().events.register("pre_run_cell", before)
+    get_ipython().events.register("post_run_cell", after)
+
+
+def execute_chapter(source: Path, target: Path, root: Path) -> dict:       # root: folder of its dependencies
+    "Execute a notebook: the files that it used below a few folders, the times of its cells, and of all of it in seconds."
+    from rvnnbook.lab.run import execute
+    start, log = time.perf_counter(), target.with_name(f".{target.name}.json")
+    outside = "build runs .venv .git .jupyter node_modules".split()
+    data = os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))
+    words = str(log.resolve()), [str(root.resolve()), data], [str(root.resolve() / name) for name in outside]
+    try:
+        execute(source, target, content=strip_directives(json.loads(source.read_text())),
+                first_line=f"{inspect.getsource(record_dependencies)}\nrecord_dependencies(*{words!r})\ndel record_dependencies")
+        return {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
+    finally:
+        log.unlink(missing_ok=True)
+
+
 def run_chapter(root: Path, page: str) -> dict:
     "Execute one chapter into build/executed and record what it used."
-    from rvnnbook.lab.run import execute
     source, target = root / f"{page}.ipynb", root / "build" / "executed" / f"{page}.ipynb"
     os.environ.setdefault("RVNNBOOK_DATA", str(root / "data"))
     os.environ.update(OMP_NUM_THREADS="1", PYTHONHASHSEED="0", MPLBACKEND="module://matplotlib_inline.backend_inline")
-    record = execute(source, target, root=root)
+    record = execute_chapter(source, target, root)
     used = {file: content_hash(file) for file in [str(source), *record.pop("files")]}
     record.update(used=used, versions=versions())
     target.with_suffix(".json").write_text(json.dumps(record, indent=1))
@@ -70,7 +142,7 @@ def run_chapter(root: Path, page: str) -> dict:
 
 def run_chapters(root: Path, always: tuple[str, ...] = (), jobs: int | None = None) -> dict[str, str]:
     "Execute every chapter that is not fresh, and those of `always`, several at once; the errors of pages that failed."
-    from rvnnbook.lab.run import NotebookError
+    from rvnnbook.lab.run import StatusError
     installed, failed = versions(), {}
     record = {page: root / "build" / "executed" / f"{page}.json" for page in pages(root) if (root / f"{page}.ipynb").exists()}
     stale = [page for page in record if page in always or not is_fresh(record[page], installed)]
@@ -82,7 +154,7 @@ def run_chapters(root: Path, always: tuple[str, ...] = (), jobs: int | None = No
                 message = f"{future.result()['seconds']:.0f} s"
             except Exception as error:         # it raised, its kernel died, its process was killed
                 message = str(error) or type(error).__name__
-                message = failed[page] = message if isinstance(error, NotebookError) else f"{page}: {message}"
+                message = failed[page] = message if isinstance(error, StatusError) else f"{page}: {message}"
                 record[page].unlink(missing_ok=True)
             print(f"[{number}/{len(stale)}] {page}: {message}", flush=True)
     return failed

@@ -39,7 +39,6 @@ STATUSES = """exit status:
   0   finished and recorded
   1   the experiment raised an exception
   2   rejected before anything ran: unknown parameter, value out of range
-  3   died, hung, or passed a limit before a checkpoint was written
   75  stopped by a signal or a limit, or locked by another process;
       run the same command again to resume
 SIGTERM, SIGINT (^C) and SIGHUP stop a run at a checkpoint; a second one kills it at once."""
@@ -51,13 +50,9 @@ def _add_run(run):
     _add_flags(run, parameters="only list them, with their values in each profile",
                no_notebook="run only the cells that train and measure, without Jupyter",
                unless_recorded="do nothing if the run has a record")
-    for name, default, meaning in (
-            ("--limit", "inf", "stop the run after this time, at a checkpoint"),
-            ("--cell-limit", "inf", "stop it when a cell takes longer"),
-            ("--silence", 3600, "stop it after this time without output and without work"),
-            ("--grace", 60, "kill it if it does not stop within this time")):
-        run.add_argument(name, type=seconds, default=default, metavar="SECONDS",
-                         help=f"{meaning} (default: {default})".replace("inf", "no limit"))
+    run.add_argument("--limit", type=seconds, default="inf", metavar="SECONDS",
+                     help="stop the run after this time, at a checkpoint (default: no limit)")
+    run.add_argument("--silence", help=argparse.SUPPRESS)      # of an earlier version
 
 def seconds(text: str) -> float:                       # as typed; more than 0
     "A length of time."
@@ -86,38 +81,27 @@ def _add_results(results):
 
 # %% ../nbs/workshop/cli.ipynb #f98275a0
 def _add_bench(bench):
-    subjects = bench.add_subparsers(dest="subject", required=True)
-    for name in ("crvnn", "beam_tree", "attention", "scan", "self_iru"):
-        subject = subjects.add_parser(name, help=f"{name} in all its forms")
-        subject.add_argument("--lengths", type=int, nargs="+", default=[100, 500, 2000],
-                             metavar="N", help="tokens of a sentence (default: 100 500 2000)")
-        subject.add_argument("--batches", type=int, nargs="+", default=[1], metavar="B",
-                             help="sentences (default: 1)")
-        _add_flags(subject, ragged="lengths fall evenly to a twentieth of that (not crvnn)")
-        subject.add_argument("--repeats", type=int, default=3,
-                             help="steps of each form (default: 3)")
-        _add_conditions(subject, 600.0, "give a measurement up after so long (default: 600)")
-    every = subjects.add_parser("efficiency", help="a step of training of every encoder")
-    every.add_argument("--encoders", nargs="+", metavar="NAME", help="default: all")
-    every.add_argument("--ranges", type=span, nargs="+", metavar="LOW-HIGH",
-                       help="tokens (default: 200-250 500-600 900-1000 1500-2000)")
-    every.add_argument("--samples", type=int, default=100,
-                       help="expressions in a range, one a step (default: 100)")
-    _add_conditions(every, None, "begin no step after so long (default: no limit)")
+    from rvnnbook.lab.settings import parse_value
+    bench.add_argument("subject", choices=[
+        "crvnn", "beam_tree", "attention", "scan", "self_iru", "efficiency"],
+        help="what is measured, in all its forms; efficiency: a training step of every encoder")
+    for name, meaning in (
+            ("lengths", "tokens of a sentence"), ("batches", "sentences"),
+            ("forms", "of the subject"), ("repeats", "steps of each form"),
+            ("encoders", "names, for efficiency"), ("samples", "expressions, for efficiency"),
+            ("ranges", "such as 200-250, tokens, for efficiency"), ("dim", "width of a state"),
+            ("threads", "of PyTorch"), ("device", "cpu or cuda"), ("limit", "seconds"),
+            ("memory", "megabytes that a step may grow by, on the CPU")):
+        many = name in ("lengths", "batches", "forms", "encoders", "ranges")
+        bench.add_argument("--" + name, type=span if name == "ranges" else parse_value,
+                           nargs="+" if many else None, help=meaning)
+    _add_flags(bench, ragged="lengths fall evenly to a twentieth of that (not crvnn)",
+               record="add a record to nbs/results")
 
 def span(text: str) -> tuple[int, int]:                # 200-250 -> (200, 250)
     "Two lengths in one word."
     low, high = map(int, text.split("-"))
     return low, high
-
-def _add_conditions(bench, limit, meaning):
-    bench.add_argument("--dim", type=int, default=128, help="width of a state (default: 128)")
-    bench.add_argument("--threads", type=int, default=1, help="of PyTorch (default: 1)")
-    bench.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    bench.add_argument("--limit", type=float, default=limit, metavar="SECONDS", help=meaning)
-    bench.add_argument("--memory", type=int, metavar="MB",
-                       help="let a step grow by so much, on the CPU (default: no limit)")
-    _add_flags(bench, record="add a record to nbs/results")
 
 # %% ../nbs/workshop/cli.ipynb #9cc1e42d
 def _add_data(data):
@@ -167,8 +151,8 @@ def obey(options: argparse.Namespace) -> str:          # what `parser` parsed; t
 
 # %% ../nbs/workshop/cli.ipynb #bba4933b
 def _run(options):
-    "Run an experiment under supervision."
-    from rvnnbook.lab.run import Limits, StatusError, run_experiment
+    "Run an experiment."
+    from rvnnbook.lab.run import run_experiment
     from rvnnbook.lab.settings import (
         ParameterError, open_notebook, parameter_lines, parse_value)
     notebook = Path(options.notebook)
@@ -182,13 +166,8 @@ def _run(options):
         if name in given:
             raise ParameterError(f"{name} is given twice")
         given[name] = parse_value(value)
-    limits = Limits(options.limit, options.cell_limit, options.silence, options.grace)
-    ending, target = run_experiment(notebook, given, limits, not options.no_notebook,
-                                    options.unless_recorded)
-    if ending.status:
-        raise StatusError(ending.message, ending.status)
-    page = not options.no_notebook and target.exists()
-    return ending.message or (f"done: {target}" if page else "done")
+    return run_experiment(notebook, given, options.limit, not options.no_notebook,
+                          options.unless_recorded, last=True)
 
 # %% ../nbs/workshop/cli.ipynb #178286e8
 def _results(options):
@@ -229,10 +208,10 @@ def _merge(options):
     if not options.folders:
         raise RecordError("merge takes the folders that other machines sent")
     merged = merge_records(options.folders)
-    lines = [f"records added: {len(merged.added)}", *merged.conflicts]
+    said = f"records added: {len(merged.added)}"
     if merged.refused:
-        raise RuntimeError("\n".join([*lines, "rejected:", *merged.refused]))
-    return "\n".join(lines)
+        raise RuntimeError("\n".join([said, "rejected:", *merged.refused]))
+    return said
 
 def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."
@@ -284,20 +263,17 @@ def _data(options):
 
 # %% ../nbs/workshop/cli.ipynb #13d7af4e
 def _bench(options):
-    "Measure an encoder in all its forms."
-    from rvnnbook.lab.bench import bench, bench_lines, findings
+    "Measure an encoder in all its forms, or a training step of every encoder."
+    from rvnnbook.lab.bench import bench, bench_lines, efficiency_lines, findings
     from rvnnbook.lab.tables import as_text
     settings = {name: value for name, value in vars(options).items()
-                if name not in ("command", "subject", "record")}
+                if value not in (None, False) and name not in ("command", "subject", "record")}
     profile = ("paper" if options.device == "cuda" else "cpu") if options.record else None
-    show = lambda line: print(line, file=sys.stderr, flush=True)
+    metrics = bench(options.subject, settings, profile,
+                    lambda line: print(line, file=sys.stderr, flush=True))
     if options.subject == "efficiency":
-        from rvnnbook.lab.bench import efficiency_lines
-        metrics = bench("efficiency", settings, profile, show)
-        return as_text(f"A step of training, width {options.dim}", efficiency_lines(metrics), [])
-    metrics = bench(options.subject, settings, profile, show)
-    return as_text(f"A step of {options.subject}, width {options.dim}", bench_lines(metrics),
-                   findings(metrics))
+        return as_text("A step of training", efficiency_lines(metrics), [])
+    return as_text(f"A step of {options.subject}", bench_lines(metrics), findings(metrics))
 
 # %% ../nbs/workshop/cli.ipynb #9947fd4b
 def main(arguments: list[str] | None = None) -> int:   # those of the command line if not given
@@ -316,9 +292,10 @@ def main(arguments: list[str] | None = None) -> int:   # those of the command li
         print(f"rvnnbook: {error}", file=sys.stderr)
         return getattr(error, "status", 2 if isinstance(error, ValueError) else 1)
     except ModuleNotFoundError as error:
-        training = "accelerate", "pytorch_optimizer", "tqdm", "filelock", "psutil", "pydantic"
-        extra = ("train" if error.name in training
-                 else "export" if error.name in ("pandas", "pyarrow") else "book")
+        training = "accelerate", "pytorch_optimizer", "tqdm", "filelock", "pydantic", "yaml"
+        extra = ("train" if error.name in training else
+                 {"pandas": "export", "pyarrow": "export", "ray": "ray", "submitit": "slurm"}.get(
+                     error.name, "book"))
         print(f"rvnnbook: this needs {error.name}, which is not installed. "
               f"Remedy: pip install 'rvnnbook[{extra}]'", file=sys.stderr)
         return 1

@@ -1,4 +1,5 @@
-"""One run of an experiment: parameters, exit status, limits, signals, lock, and files after a failure."""
+"""One run of an experiment: parameters, exit status, limit, signals, lock, and files after a failure."""
+import contextlib
 import json
 import lzma
 import os
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.run import MARK, Limits, end_processes, execute, find_descendants, hold, holder, run_path, strip_directives, supervise
+from rvnnbook.lab.run import StatusError, execute, hold, holder, run_experiment, run_path
 from rvnnbook.lab.settings import ParameterError, check_parameters, check_value, open_notebook, parameter_lines, parse_value, strict
 from tests.faults import make_clone
 from tests.helpers import JUPYTER, without
@@ -23,6 +24,9 @@ from tests.test_train import assert_same_run
 from tests.training import go
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "_ext"))
+from build import execute_chapter, strip_directives  # noqa: E402
+
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
 EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "bytes", "design_space", "gold_trees", "images", "inference", "length_generalization", "listops", "logic", "music", "nested", "parsing", "sentiment", "sequences", "translation"]
 COMMAND = Path(sys.executable).with_name("rvnnbook")
@@ -246,7 +250,7 @@ def test_dependencies_include_modules_files_and_missing_files(tmp_path):
     path.write_text(json.dumps(notebook(
         "import rvnnbook.core\nopen('seen.txt').read()\nopen('written.txt', 'w').close()",
         "try:\n    open('missing.txt')\nexcept FileNotFoundError:\n    pass", "import sympy\nsum(range(10**7))")))
-    record = execute(path, tmp_path / "out" / "watch.ipynb")
+    record = execute_chapter(path, tmp_path / "out" / "watch.ipynb", tmp_path)
     names = {Path(file).name for file in record["files"]}
     assert {"seen.txt", "missing.txt", "core.py", "__init__.py"} <= names and "written.txt" not in names
     assert len(record["cells"]) == 3
@@ -256,7 +260,7 @@ def test_dependencies_include_modules_files_and_missing_files(tmp_path):
 def test_dependencies_include_weights(tmp_path):
     path = tmp_path / "weights.ipynb"
     path.write_text(json.dumps(notebook("from rvnnbook.registry import read_weights", "assert read_weights('crvnn', 'listops')")))
-    record = execute(path, tmp_path / "out" / "weights.ipynb", root=ROOT)
+    record = execute_chapter(path, tmp_path / "out" / "weights.ipynb", ROOT)
     assert str(ROOT / "rvnnbook/weights/crvnn-listops.safetensors") in record["files"]
 
 
@@ -272,7 +276,8 @@ def test_a_kernel_that_does_not_start_gets_one_more_chance(small, tmp_path, monk
     monkeypatch.setattr(papermill, "execute_notebook", unlucky)
     target = tmp_path / "out" / "small.ipynb"
     if deaths == 1:
-        assert len(execute(small, target)["cells"]) == 3 and len(started) == 2
+        execute(small, target)
+        assert target.exists() and len(started) == 2
     else:
         with pytest.raises(RuntimeError, match="before replying"):
             execute(small, target)
@@ -335,7 +340,7 @@ def test_directives_leave_no_trace():
 ENDS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 JOB_GATE = ("from rvnnbook.lab.settings import strict\n"
             "run = strict(globals(), {'smoke': {}, 'cpu': {}}, what=r'\\w+', steps=range(1, 10**6), minutes=(0, 60))")
-ACT = """import os, signal, subprocess, sys, time
+ACT = """import os, signal, time
 print('doing', run.what, flush=True)
 if run.what == 'raise':
     raise ArithmeticError('on purpose')
@@ -343,17 +348,26 @@ if run.what == 'exit':
     os._exit(7)
 if run.what == 'kill':
     os.kill(os.getpid(), signal.SIGKILL)
+if run.what == 'many':
+    for number in range(20000): print(number)
+    print('no newline', end='')
+if run.what == 'missing':
+    error = OSError('no such page')
+    error.status = 404
+    raise error
+if run.what == 'busy':
+    error = OSError('later')
+    error.status = 75
+    raise error
 if run.what == 'deaf':
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-if run.what == 'linger':
-    import threading
-    threading.Thread(target=time.sleep, args=(600,)).start()
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        pass
 if run.what in ('sleep', 'deaf'):
-    subprocess.Popen(['sleep', '600'], start_new_session=True)
     print('asleep', flush=True)
     time.sleep(600)"""
-TRAIN = """if run.what in ('train', 'linger'):
+TRAIN = """if run.what == 'train':
     import os, time
     from tests.training import go
     from rvnnbook.lab.run import run_folder
@@ -424,7 +438,7 @@ def finish(process):
 
 def log_of(folder, place="runs"):
     path, = (folder / place).glob("*.log")
-    return [line.split(" ", 2)[1:] for line in path.read_text().splitlines()]
+    return [line.split(" ", 2)[1:] if re.match(r"\d{4}-.*Z (start|end) ", line) else ["|", line] for line in path.read_text().splitlines()]
 
 
 def end_of(folder, place="runs"):
@@ -436,15 +450,14 @@ def end_of(folder, place="runs"):
 def seen(folder, word):
     "Wait until a word begins a line of the log."
     deadline = time.monotonic() + 240
-    while not any(line[0] == word for path in (folder / "runs").glob("*.log") for line in
-                  [line.split(" ", 2)[1:] for line in path.read_text().splitlines()]):
+    while not any(f" {word} " in path.read_text() for path in (folder / "runs").glob("*.log")):
         assert time.monotonic() < deadline
         time.sleep(.05)
 
 
 @pytest.mark.parametrize("what, status, said", [
-    ("finish", 0, ""), ("raise", 1, "cell 3 raised ArithmeticError: on purpose"),
-    ("exit", 3, "the process died with exit status 7 in cell 3"), ("kill", 3, "the process died of SIGKILL in cell 3")])
+    ("finish", 0, ""), ("raise", 1, "cell 3 raised ArithmeticError: on purpose"), ("busy", 75, "later"),
+    ("missing", 1, "cell 3 raised OSError: no such page")])
 def test_the_exit_status_says_how_a_plain_run_ended(what, status, said, job):
     got = finish(begin(job, "--no-notebook", "-p", f"what={what}"))
     assert got == (status, got[1], f"rvnnbook: {said}\n" if said else "")
@@ -453,10 +466,17 @@ def test_the_exit_status_says_how_a_plain_run_ended(what, status, said, job):
     assert [name.rpartition(".")[2] for name in files(job)] == ["log", "ipynb"]              # smoke: no lock
 
 
+@pytest.mark.parametrize("what, status", [("exit", 7), ("kill", -signal.SIGKILL)])
+def test_a_process_that_dies_has_the_status_of_the_system_and_leaves_no_lock(what, status, job):
+    assert finish(begin(job, "--no-notebook", "--profile", "cpu", "-p", f"what={what}"))[0] == status
+    lock, = (job / "runs").glob("*.lock")
+    assert holder(lock) is None
+
+
 def test_a_refused_run_leaves_no_log(job):
     status, said, complained = finish(begin(job, "--no-notebook", "-p", "what=%"))
     assert status == 2 and "out of range" in complained and not said and files(job) == ["job.ipynb"]
-    for words in (["--limit", "0"], ["--silence", "nan"], ["--grace", "soon"]):
+    for words in (["--limit", "0"], ["--limit", "nan"], ["--limit", "soon"]):
         assert finish(begin(job, *words))[0] == 2
     assert files(job) == ["job.ipynb"]
 
@@ -471,63 +491,51 @@ def test_a_notebook_is_kept_with_its_environment_and_its_log(job):
     assert log[0][0] == "start" and start == about and end_of(job) == 0
     assert start["parameters"] == {"profile": "cpu", "what": "finish", "steps": 25, "minutes": 0.0}
     assert {"python", "torch"} <= set(start["libraries"]) and start["variables"]["OMP_NUM_THREADS"] == "1"
-    assert start["limits"] == {"silence": 3600.0, "grace": 60.0} and {"commit", "dirty", "processor", "cores"} <= set(start)
-    words = [" ".join(line) for line in log]
-    assert "| doing finish" in words and "| recorded" in words and sum(" took " in line for line in words) == 3 + 6           # as a script, then as a page
+    assert {"commit", "dirty", "processor", "cores"} <= set(start)
+    words = [line[1] for line in log]
+    assert words.count("doing finish") == words.count("recorded") == 2           # as a script, then as a page
 
 
 def test_a_kernel_that_is_killed_is_noticed(job):
     began = time.monotonic()
     status, said, complained = finish(begin(job, "-p", "what=kill"))
-    assert status == 3 and complained == "rvnnbook: Kernel died in cell 4\n" and time.monotonic() - began < 120
+    assert status == 1 and complained == "rvnnbook: Kernel died\n" and time.monotonic() - began < 120
     status, said, complained = finish(begin(job, "-p", "what=raise"))
     assert status == 1 and "job.ipynb: cell 4 raised ArithmeticError: on purpose (see " in complained and "doing raise" in said
-    assert "Traceback" in said and complained.count("\n") == 1
+    assert complained.count("\n") == 1
 
 
-def test_sleep_is_silent_and_work_of_a_grandchild_is_not():
-    asleep = supervise("import time; time.sleep(600)", {}, Limits(silence=2))
-    assert asleep.status == 3 and "no output and no work for 2 s" in asleep.message
-    work = "import time; end = time.monotonic() + 6\nwhile time.monotonic() < end: pass"
-    busy = supervise("import subprocess, sys\nsubprocess.run([sys.executable, '-c', work], start_new_session=True)", {"work": work},
-                   Limits(silence=2))
-    assert busy.status == 0
-    says = supervise("import time\nfor _ in range(8): time.sleep(.5); print('.')", {}, Limits(silence=2), show=lambda line: None)
-    assert says.status == 0
+def test_a_limit_stops_a_run(job):
+    status, _, complained = finish(begin(job, "--no-notebook", "-p", "what=sleep", "--limit", "4"))
+    assert (status, complained) == (75, "rvnnbook: SIGTERM: stopped; run the same command again to resume\n")
+    assert end_of(job, "build/runs") == 75
 
 
-@pytest.mark.parametrize("words, said", [
-    (["--cell-limit", "1"], "cell 3 takes longer than 1 s"), (["--limit", "4"], "the limit of 4 s is reached"),
-    (["--silence", "1"], "no output and no work for 1 s")])
-def test_a_limit_that_saves_nothing_is_the_end(words, said, job):
-    status, _, complained = finish(begin(job, "--no-notebook", "-p", "what=sleep", *words))
-    assert status == 3 and complained == f"rvnnbook: {said}: stopped before a checkpoint was written\n"
-    assert end_of(job, "build/runs") == 3
-
-
-def test_a_child_that_ignores_signals_is_killed_after_the_grace(job):
-    status, _, complained = finish(begin(job, "--no-notebook", "-p", "what=deaf", "--cell-limit", "1", "--grace", "1"))
-    assert status == 3 and complained == "rvnnbook: cell 3 takes longer than 1 s; killed: it did not stop within 1 s\n"
-
-
-def test_a_child_that_has_stopped_and_does_not_exit_counts_as_stopped(job):
-    process = begin(job, "--no-notebook", "--profile", "cpu", "--grace", "2", "-p", "what=linger", "-p", "steps=100000")
-    wait_for(process, "step")
-    process.send_signal(signal.SIGTERM)
-    status, _, complained = finish(process)
-    assert status == 75 and complained == "rvnnbook: SIGTERM: stopped; run the same command again to resume\n"
-
-
-def test_a_second_signal_kills_at_once(job):
+def test_no_cell_begins_after_an_interrupt_that_a_cell_ignored_and_a_second_signal_ends_the_run(job):
     process = begin(job, "--no-notebook", "--profile", "cpu", "-p", "what=deaf")
-    wait_for(process, "asleep")
-    process.send_signal(signal.SIGTERM)
-    seen(job, "stop")
+    wait_for(process, "doing deaf")
     time.sleep(1)
-    assert process.poll() is None and len(mine(job)) == 3
+    process.send_signal(signal.SIGTERM)
+    wait_for(process, "asleep")
+    time.sleep(1)
+    assert process.poll() is None and len(mine(job)) == 1
     process.send_signal(signal.SIGINT)
-    status, _, complained = finish(process)
-    assert status == 75 and "resume from the last checkpoint" in complained and end_of(job) == 75
+    status, said, _ = finish(process)
+    assert status == 75 and "recorded" not in said
+
+
+def test_no_further_cell_begins_after_a_signal(tmp_path):
+    cells = ["profile = 'smoke'", "from rvnnbook.lab.settings import strict\nrun = strict(globals(), {'smoke': {}})",
+             "import os, signal\ntry:\n    signal.raise_signal(signal.SIGTERM)\nexcept KeyboardInterrupt:\n    pass", "print('next')"]
+    book = notebook(*cells, tags=(0,))
+    for cell in book["cells"][2:]:
+        cell["metadata"]["tags"] = ["run"]
+    (tmp_path / "small.ipynb").write_text(json.dumps(book))
+    with contextlib.chdir(tmp_path), pytest.raises(StatusError, match="SIGTERM: stopped") as error:
+        run_experiment("small.ipynb", {}, page=False)
+    log, = (tmp_path / "build/runs").glob("*.log")
+    assert error.value.status == 75 and "next" not in log.read_text()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.long
@@ -540,19 +548,16 @@ def test_a_training_that_is_stopped_again_and_again_ends_as_if_it_had_not(job):
         status, said, complained = finish(process)
         assert status == 75 and "recorded" not in said, (said, complained)
         assert complained == f"rvnnbook: {number.name}: stopped; run the same command again to resume\n"
-    for limit in (8, 16, 32, 64):                       # seconds in which it has begun to train, on this machine
+    for limit in (8, 16):                                # seconds, before and in the training
         status, said, complained = finish(begin(job, *words, "--limit", limit, SLOW="1"))
-        if status == 75:
-            break
-        assert status == 3 and "before a checkpoint was written" in complained
-    assert status == 75 and "recorded" not in said and "the limit of" in complained
+        assert status == 75 and "recorded" not in said and "SIGTERM: stopped" in complained
     status, said, _ = finish(begin(job, *words))
     assert status == 0 and said.endswith("recorded\ndone\n")
     go(job / "whole", steps=300)
     folder, = (path for path in (job / "runs").iterdir() if path.is_dir())
     assert_same_run(job / "whole", folder)
     words = [line[0] for line in log_of(job)]
-    assert words.count("start") == words.count("end") >= 5 and words.count("stop") >= 4
+    assert words.count("start") == words.count("end") == 6
 
 
 def test_a_training_whose_minutes_are_up_is_to_go_on(job):
@@ -592,14 +597,10 @@ def test_a_signal_in_the_first_moment_stops_a_run(job):
     assert status in (0, 75) and ("recorded" in said) == (status == 0)           # 0: it was quicker than the signal
 
 
-@pytest.mark.parametrize("plainly", [True, False])
-def test_a_run_ends_when_its_supervisor_is_killed(plainly, job):
-    process = begin(job, *["--no-notebook"] * plainly, "-p", "what=sleep")
+def test_a_kernel_ends_when_its_run_is_killed(job):
+    process = begin(job, "-p", "what=sleep")
     wait_for(process, "asleep")
-    deadline = time.monotonic() + 60
-    while len(mine(job)) < 3:                            # supervisor, child and its process;
-        assert time.monotonic() < deadline               # a process that has just begun is not seen at once
-        time.sleep(.01)
+    assert len(mine(job)) == 2
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL         # the fixture waits until nobody is left
 
@@ -646,36 +647,14 @@ def test_a_closed_pipe_and_an_ignored_hangup_do_not_end_a_run(job):
     assert ["|", "recorded"] in log_of(job)
 
 
-def test_a_run_has_no_input_and_unlimited_output():
-    shown = []
-    ending = supervise("import sys\nprint(repr(sys.stdin.read()))\nfor i in range(20000): print(i)\nprint(mark + '{', mark, mark + '[1]', sep='\\n')\n"
-                     "print('no newline', end='')", {"mark": MARK}, Limits(), show=shown.append)
-    assert ending.status == 0 and shown == ["''", *map(str, range(20000)), MARK + "{", MARK, MARK + "[1]", "no newline"]
-
-
-def test_an_error_with_a_status_of_another_kind_is_a_plain_error():
-    ending = supervise("class Missing(OSError):\n    status = code\nraise Missing('no such page')", {"code": 404}, Limits())
-    assert ending == (1, "Missing: no such page", None)
-    ending = supervise("class Busy(OSError):\n    status = code\nraise Busy('later')", {"code": 75}, Limits())
-    assert ending == (75, "later", None)
+def test_a_run_has_unlimited_output(job):
+    status, said, _ = finish(begin(job, "--no-notebook", "-p", "what=many"))
+    assert status == 0 and said.splitlines() == ["doing many", *map(str, range(20000)), "no newlinerecorded", "done"]
 
 
 def test_a_terminal_without_umlauts_does_not_end_a_run(job):
     process = begin(job, "--no-notebook", "-p", "what=größe", PYTHONIOENCODING="ascii")
-    assert finish(process) == (0, "'doing gr\\xf6\\xdfe'\nrecorded\ndone\n", "")
-
-
-def test_an_orphan_of_another_session_is_found_and_ended():
-    code = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        parent.stdout.readline()
-        family = find_descendants({psutil.Process(parent.pid)})
-        assert len(family) == 2
-        parent.kill()
-    orphan, = find_descendants(family)
-    assert orphan.pid != parent.pid and orphan.ppid() != parent.pid and orphan.name() == "sleep"
-    end_processes(family)
-    assert not find_descendants(family) and not find_descendants({orphan})
+    assert finish(process) == (0, "doing gr\\xf6\\xdfe\nrecorded\ndone\n", "")
 
 
 def test_two_launched_processes_make_one_run_with_the_losses_of_one_process(tmp_path):

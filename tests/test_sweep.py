@@ -1,8 +1,8 @@
 """Many runs from one file: what is refused, what is tried again, and what survives a kill at any moment."""
 import itertools
 import json
-import math
 import os
+import platform
 import re
 import random
 import signal
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rvnnbook.lab.run import hold, holder, recorded_runs
 from rvnnbook.lab.records import identity, latest, read_records
 from rvnnbook.lab.settings import check_parameters, open_notebook, parse_value
-from rvnnbook.lab.sweep import (Attempt, Order, State, SweepError, SweepPlan, SweepTask, Work, attempt_run, check_sweep_settings, check_tasks, command_of,
-                                last_attempt, make_plan, outcome, poll_states, read_sweep_text, rows, stop_sweep, sweep_progress)
+from rvnnbook.lab.sweep import (Attempt, Order, SweepError, SweepPlan, SweepTask, attempt_run, check_sweep_settings, check_tasks, command_of,
+                                last_attempt, make_plan, outcome, poll_states, read_sweep_text, rows, stop_sweep)
 
 ROOT = Path(__file__).resolve().parents[1]
 # A run without PyTorch: it counts to `steps` in a file, goes on from there, and leaves a record whose number depends on every step.
@@ -201,17 +201,6 @@ def test_yaml_guesses_no_types():
                                      "j": "2026-01-01", "k": [1, "a"]}
 
 
-def test_a_machine_without_yaml_is_told_what_to_do(clone):
-    (clone / "a.yml").write_text("experiment: nbs/experiments/light.ipynb")
-    code = "import sys; sys.modules['yaml'] = None; from rvnnbook.cli import main; sys.exit(main(sys.argv[1:]))"
-    def ask(name):
-        return subprocess.run([sys.executable, "-c", code, "sweep", name, "--dry-run"], cwd=clone, capture_output=True, text=True,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)})
-    done = ask("a.yml")
-    assert done.returncode == 1 and "write the sweep as JSON" in done.stderr and done.stderr.count("\n") == 1
-    assert ask(write(clone, profile="smoke")).returncode == 0
-
-
 names = st.sampled_from(["a", "b", "c", "d", "e"])
 lists = st.dictionaries(names, st.lists(st.integers(), min_size=1, max_size=3), max_size=2)
 
@@ -264,7 +253,7 @@ def test_a_damaged_log_never_makes_a_run_finished(tmp_path_factory, codes, data)
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "logs").mkdir()
     log = folder / "logs" / "a.txt"
-    content = bytearray(b"".join(b"a line\n\n[exit status %d after 1.0 s] said\n" % code for code in codes))
+    content = bytearray(b"".join(b"a line\n\n[exit status %d] said\n" % code for code in codes))
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
         content = content[:place]
@@ -275,8 +264,8 @@ def test_a_damaged_log_never_makes_a_run_finished(tmp_path_factory, codes, data)
     plan = make_plan_of([SweepTask("a", "a", {}, folder / "lock")], folder)
     assert poll_states(plan)["a"].word != "finished"           # there is no record
     with open(log, "ab") as file:
-        file.write(b"\n[exit status 1 after 2.0 s] broken\n")
-    assert last_attempt(log) == (1, 2.0, "broken")             # the next attempt is read
+        file.write(b"\n[exit status 1] broken\n")
+    assert last_attempt(log) == (1, "broken")             # the next attempt is read
 
 
 def make_plan_of(tasks, folder):
@@ -287,14 +276,15 @@ def test_a_dead_worker_is_a_failure():
     from concurrent.futures import Future
     future = Future()
     future.set_exception(OSError("No space left\non device"))
-    assert outcome(future) == (1, 0.0, "OSError: No space left on device")
+    assert outcome(future) == (1, "OSError: No space left on device")
 
 
 def test_the_process_number_of_an_earlier_holder_is_not_used(tmp_path):
     "The number of a process may be used again when the lock is taken again."
     path, other = tmp_path / "a.lock", subprocess.Popen(["sleep", "60"])
     try:
-        os.close(hold(path, process=other.pid))
+        os.close(hold(path))
+        path.write_text(f"{other.pid} {platform.node()}")
         plan = make_plan_of([SweepTask("a", "a", {}, path)], tmp_path)
         assert holder(path) is None and "0 left-over" in stop_sweep(plan) and other.poll() is None
         lock = hold(path)
@@ -311,7 +301,8 @@ def test_stopping_skips_ended_processes(tmp_path):
     gone.wait()
     locks = []
     for name, process in (("a", gone), ("b", other)):
-        locks.append(hold(tmp_path / f"{name}.lock", process=process.pid))
+        locks.append(hold(tmp_path / f"{name}.lock"))
+        (tmp_path / f"{name}.lock").write_text(f"{process.pid} {platform.node()}")
     try:
         stop_sweep(make_plan_of([SweepTask(name, name, {}, tmp_path / f"{name}.lock") for name in "ab"], tmp_path))
         assert other.wait(10) == -signal.SIGTERM
@@ -325,7 +316,7 @@ def test_an_error_of_the_sweep_itself_stops_its_runs(clone, monkeypatch):
     import rvnnbook.lab.sweep as module
     monkeypatch.chdir(clone)
     plan = make_plan(write(clone, workers=2, grid={"seed": [0, 1]}, parameters={"steps": 998}))
-    def full(line):
+    def full(states):
         if steps_done(clone) > 20:
             raise OSError(28, "No space left on device")
     with pytest.raises(OSError, match="No space left"):
@@ -350,25 +341,6 @@ def test_a_run_that_starts_below_the_root_sees_the_records(clone, monkeypatch):
     assert sweep(clone, file)[0] == 0 and len(results(clone)) == 1
 
 
-def test_an_estimate_needs_the_number_of_workers(clone, monkeypatch):
-    monkeypatch.chdir(clone)
-    plan = make_plan(write(clone, grid={"seed": [0, 1, 2]}))
-    def work(workers):
-        work = Work(plan, None, workers)
-        work.states[plan.tasks[0].key] = State("finished", seconds=60.0)
-        work.waiting = work.waiting[1:]
-        return work
-    told = [sweep_progress(work(workers)) for workers in (1, 2, 9, math.inf)]
-    assert [line.partition("at work")[2] for line in told] == [", about 2 min left", *[", about 60 s left"] * 2, ""]
-    half = work(1)
-    half.at_work["a run"] = half.waiting.pop()[1], time.monotonic() - 35      # of the minute that a run takes
-    assert sweep_progress(half).endswith(", about 85 s left")
-    ending = work(1)
-    assert sweep_progress(ending, stopping=True).endswith(" 0 at work")        # nothing more will be begun: no estimate
-    ending.at_work["a run"] = None
-    assert sweep_progress(ending, stopping=True).endswith("1 at work: stopping, runs write their checkpoints")
-
-
 # Real runs
 
 def attempts(clone, name="some"):
@@ -384,7 +356,7 @@ def test_a_sweep_tries_again_gives_up_and_goes_on(clone):
     code, out, said = sweep(clone, file)
     assert code == 75 and said.startswith("rvnnbook: stopped") and said.count("\n") == 1, said
     lines = {line.split("  ")[0].strip(): line for line in out.splitlines()}
-    assert "ZeroDivisionError: division by zero" in lines["trouble=raise"] and "SIGKILL" in lines["trouble=die"]
+    assert "ZeroDivisionError: division by zero" in lines["trouble=raise"] and "died of signal 9" in lines["trouble=die"]
     assert all("  failed  " in lines[f"trouble={word}"] for word in ("raise", "die"))
     assert "refused" in lines["trouble=refuse"] and "finished" in lines["trouble=later"] and "stopped" in lines["trouble=stop"]
     assert attempts(clone) == [1, 1, 1, 1, 3, 3, 3]
@@ -512,8 +484,12 @@ def test_smoke_stays_below_build_and_progress_off_a_terminal_is_silent(clone):
 
 
 def test_progress_on_a_terminal_is_one_line(clone):
+    import fcntl
     import pty
+    import struct
+    import termios
     master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
     process = subprocess.Popen([sys.executable, "-m", "rvnnbook", "sweep", write(clone, grid={"seed": [0, 1]}, workers=1)], cwd=clone,
                                stdout=subprocess.PIPE, stderr=slave, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
     os.close(slave)
@@ -527,8 +503,8 @@ def test_progress_on_a_terminal_is_one_line(clone):
             break
     assert process.wait() == 0
     lines = shown.decode().replace("\x1b[K", "").split("\r")
-    assert any(re.search("1 of 2 finished, .*, about ", line) for line in lines), lines
-    assert shown.count(b"\n") == 0
+    assert any(re.search(r"1/2 .*(to do=1, finished=1|finished=1, to do=1)", line) for line in lines), lines
+    assert shown.count(b"\n") == 1
 
 
 # Ray, on two nodes of this machine
@@ -566,7 +542,7 @@ def test_ray_loses_a_worker_and_no_run(clone, monkeypatch, two_nodes):
     plan = make_plan(write(clone, grid={"seed": [0, 1, 2]}, parameters={"steps": 200}))
     workers = set()
 
-    def show(line):
+    def show(states):
         if workers or steps_done(clone) < 20:
             return
         for run in left_over(clone):
@@ -574,7 +550,6 @@ def test_ray_loses_a_worker_and_no_run(clone, monkeypatch, two_nodes):
         os.kill(min(workers), signal.SIGKILL)
     found = make(plan, engine="ray", address=two_nodes, show=show)
     assert workers and [state.word for state in found.values()] == ["finished"] * 3
-    assert sorted(state.failures for state in found.values()) == [0, 0, 1]          # the worker that died, and no other
     assert sorted(found["count"]["value"] for found in results(clone).values()) == sorted(value(seed, 200) for seed in range(3))
 
 

@@ -2,62 +2,56 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'ENGINES', 'SweepError', 'read_sweep_text', 'SweepSettings', 'check_sweep_settings', 'rows', 'SweepTask',
-           'SweepPlan', 'check_tasks', 'make_plan', 'Order', 'command_of', 'request', 'requested', 'stop_requested',
-           'Attempt', 'make_run', 'attempt_run', 'State', 'state_after', 'last_attempt', 'poll_states', 'Work',
-           'outcome', 'drive', 'sweep_progress', 'cores', 'slots', 'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool',
-           'only_one', 'sweep', 'stop_sweep', 'report', 'obey_sweep']
+           'SweepPlan', 'check_tasks', 'make_plan', 'Order', 'command_of', 'request', 'requested', 'collect_signals',
+           'stop_requested', 'Attempt', 'make_run', 'attempt_run', 'State', 'state_after', 'last_attempt',
+           'poll_states', 'cores', 'slots', 'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool', 'only_one', 'sweep',
+           'outcome', 'stop_sweep', 'report', 'obey_sweep']
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
-import importlib
 import itertools
 import json
-import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import (
-    AfterValidator, BaseModel, ConfigDict, Field, ValidationError)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from .run import (FINISHED, REFUSED, STOPPED, LockHeld, StatusError, collect_signals,
-                              hold, holder, recorded_runs, run_identity, run_path)
-from .settings import (ParameterError, check_parameters, open_notebook, parse_value,
-                                   unknown_name)
+from .run import (FINISHED, REFUSED, SIGNALS, STOPPED, StatusError, hold, holder,
+                              recorded_runs, run_identity, run_path)
+from .settings import (
+    ParameterError, check_model, check_parameters, open_notebook, parse_value)
 
 # %% ../../nbs/workshop/sweep.ipynb #488fe91e
 class SweepError(ValueError):
     "A sweep file that is refused; the message names the place."
-
-def _once(pairs):
-    names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise SweepError(f"{twice[0]!r} stands twice in one table")
-    return dict(pairs)
 
 WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 def _plain(node):
     "A node of YAML as data; what is not quoted is read as on the command line."
     if node.id == "mapping":
-        return _once([(name.value, _plain(value)) for name, value in node.value])
+        names = [name.value for name, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise SweepError(f"{twice[0]!r} stands twice in one table")
+        return {name.value: _plain(value) for name, value in node.value}
     if node.id == "sequence":
         return [_plain(part) for part in node.value]
     text = node.value
     return text if node.style else WORDS[text] if text in WORDS else parse_value(text)
 
-def read_sweep_text(text: str, is_json: bool = False):     # YAML, or JSON -> as data
+def read_sweep_text(text: str):    # YAML, and so JSON -> as data
     "Read a sweep file, guessing no types and dropping no names."
-    if is_json:
-        return json.loads(text, object_pairs_hook=_once)
     import yaml
     try:
         node = yaml.compose(text, yaml.SafeLoader)
@@ -97,17 +91,7 @@ def check_sweep_settings(content) -> dict:    # all settings, with default value
     "Reject unknown settings and invalid values, all of them in one message."
     if type(content) is not dict:
         raise SweepError("a sweep file is a table such as `experiment: nbs/experiments/x.ipynb`")
-    try:
-        return SweepSettings.model_validate(content).model_dump()
-    except ValidationError as error:
-        faults = {}
-        for fault in error.errors(include_url=False):
-            message = fault["msg"].removeprefix("Value error, ")
-            faults.setdefault(fault["loc"][0], []).append(message)
-    known = SweepSettings.model_fields
-    raise SweepError("; ".join(
-        f"{name} is {content.get(name)!r}: {' or '.join(messages)}" if name in known
-        else unknown_name("setting", name, known) for name, messages in faults.items()))
+    return check_model(SweepSettings, content)
 
 # %% ../../nbs/workshop/sweep.ipynb #c98e6b21
 def rows(settings: dict) -> list[dict]:    # parameters of each run, by name
@@ -173,14 +157,9 @@ def make_plan(path: Path) -> SweepPlan:    # a sweep file, .yml or .json
     if not path.is_file():
         raise SweepError(f"there is no sweep file {path}")
     try:
-        settings = check_sweep_settings(read_sweep_text(path.read_text(), path.suffix == ".json"))
+        settings = check_sweep_settings(read_sweep_text(path.read_text()))
         experiment = settings["experiment"]
         tasks, names = check_tasks(open_notebook(experiment), Path(experiment).stem, rows(settings))
-    except ModuleNotFoundError as error:
-        if error.name != "yaml":
-            raise
-        raise RuntimeError(f"{path}: reading YAML needs PyYAML, which is not installed. Remedy: "
-                           "pip install pyyaml, or write the sweep as JSON") from None
     except ValueError as error:
         raise SweepError(f"{path}: {error}") from None
     plan = SweepPlan(experiment, Path(), settings, tasks, names)
@@ -195,16 +174,19 @@ class Order(NamedTuple):
     folder: Path             # of the sweep
     environment: dict        # added to the worker's own
     place: str               # the folder to start it in
-    limit: float | None = None       # seconds after which it is asked to stop
-    patience: float = 90.0           # seconds until it is killed, if it does not
+    retries: int = 1         # attempts in all
+    backoff: float = 0.0     # seconds before the second one
+    patience: float = 90.0           # seconds until it is killed, if it does not stop
 
 def command_of(plan: SweepPlan, task: SweepTask) -> list[str]:     # task: one of its runs
     "The `rvnnbook run` that makes one run of a sweep."
     def word(value):
         plain = isinstance(value, str) and parse_value(value) is value
         return value if plain else repr(value)
+    limit = plan.settings.get("limit")
     return [sys.executable, "-m", "rvnnbook", "run", plan.experiment, "--unless-recorded",
             *["--no-notebook"] * (not plan.settings["notebook"]),
+            *(["--limit", f"{limit}"] if limit else []),
             *(part for name, value in task.given.items()
               for part in ("-p", f"{name}={word(value)}"))]
 
@@ -223,6 +205,19 @@ def requested(folder: Path) -> str:        # of a sweep
         return (Path(folder) / "request").read_text().strip().removeprefix("go")
     return ""
 
+@contextmanager
+def collect_signals():     # list of (number, time), filled while in the block
+    "Record the signals that request a stop, instead of ending; ignored ones stay ignored."
+    received, main = [], threading.current_thread() is threading.main_thread()
+    record = lambda number, frame: received.append((number, time.monotonic()))
+    before = {number: signal.signal(number, record) for number in SIGNALS
+              if main and signal.getsignal(number) != signal.SIG_IGN}  # as under `nohup`
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 def stop_requested(folder: Path, signals: list[tuple]) -> bool:    # of a sweep; number and time
     "Pass signals on to the workers of a sweep, and see whether a request was made elsewhere."
     if signals:
@@ -234,15 +229,14 @@ def stop_requested(folder: Path, signals: list[tuple]) -> bool:    # of a sweep;
 class Attempt(NamedTuple):
     "How an attempt to make a run ended."
     code: int                # exit status; minus the signal if the process died of one
-    seconds: float
     message: str             # last line of output
 
 _children = set()            # processes of runs that this process waits for
 
 def make_run(order: Order) -> Attempt:     # what to start, and how
-    "Start a run and wait for its end; ask it to stop if the sweep is asked to or time is up."
-    (order.folder / "logs").mkdir(exist_ok=True)
-    path, since, begun = order.folder / "logs" / f"{order.key}.txt", None, time.monotonic()
+    "Start a run and wait for its end; ask it to stop if the sweep is asked to."
+    path, asked = order.folder / "logs" / f"{order.key}.txt", None
+    path.parent.mkdir(exist_ok=True)
     with open(path, "ab") as log:
         start = log.tell()
         child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -251,23 +245,21 @@ def make_run(order: Order) -> Attempt:     # what to start, and how
         _children.add(child.pid)
         while (code := child.poll()) is None:
             word, now = requested(order.folder), time.monotonic()
-            if word == "kill" or not since and (word or now - begun > (order.limit or math.inf)):
-                since = since or now
+            if word and asked is None:
+                asked = now
                 child.terminate()
-            if since and now - since > order.patience:
+            if word == "kill" or asked and now - asked > order.patience:
                 child.kill()
             time.sleep(0.1)
         _children.discard(child.pid)
-        if since and code == -signal.SIGTERM:     # before it could handle the signal
-            code = STOPPED
+        code = STOPPED if asked and code < 0 else code
         message = _last_words(path.read_bytes()[start:], code)
         if code and not message and shutil.disk_usage(order.folder).free < 4096:
             message = "No space left on the disk, not even for the error message"
-        seconds = round(time.monotonic() - begun, 3)
         with suppress(OSError):
-            log.write(f"\n[exit status {code} after {seconds} s] {message}\n".encode())
+            log.write(f"\n[exit status {code}] {message}\n".encode())
             log.flush()
-    return Attempt(code, seconds, message)
+    return Attempt(code, message)
 
 # %% ../../nbs/workshop/sweep.ipynb #c0a9a60a
 def _last_words(output, code):
@@ -278,36 +270,37 @@ def _last_words(output, code):
                                       + f"; last output: {message}" * bool(message))
 
 def attempt_run(order: Order) -> Attempt:  # what to start, and how
-    "Make a run; while another process makes it, wait."
-    pause = 0.5
+    "Make a run: wait while another process makes it, and try again if it fails; the last attempt."
+    wait, failures = 0.5, 0
     while not requested(order.folder):
         attempt = make_run(order)
-        if attempt.code != STOPPED or "this run is locked by process" not in attempt.message:
+        if attempt.code == STOPPED and "this run is locked by process" in attempt.message:
+            pause, wait = wait, min(5.0, 2 * wait)
+        elif attempt.code in (FINISHED, REFUSED, STOPPED) or failures + 1 >= order.retries:
             return attempt
-        time.sleep(pause)
-        pause = min(5.0, 2 * pause)
-    return Attempt(STOPPED, 0.0, "not begun")
+        else:
+            pause, failures = min(3600.0, order.backoff * 2 ** min(failures, 30)), failures + 1
+        end = time.monotonic() + pause
+        while time.monotonic() < end and not requested(order.folder):
+            time.sleep(0.1)
+    return Attempt(STOPPED, "not begun")
 
 # %% ../../nbs/workshop/sweep.ipynb #7e46587e
 class State(NamedTuple):
     "The state of one run."
     word: str = "to do"      # finished, refused, stopped, failed, begun or to do
-    failures: int = 0        # in this sweep
-    seconds: float = 0.0     # of the last attempt
     message: str = ""        # last line of its output
 
-def state_after(attempt: Attempt, failures: int = 0) -> State:     # the last; number before it
+def state_after(attempt: Attempt) -> State:        # the last
     "The state of a run after an attempt."
     words = {FINISHED: "finished", REFUSED: "refused", STOPPED: "stopped"}
-    word = words.get(attempt.code, "failed")
-    return State(word, failures + (word == "failed"), attempt.seconds, attempt.message)
+    return State(words.get(attempt.code, "failed"), attempt.message)
 
 def last_attempt(log: Path) -> Attempt | None:     # of a run -> None if the last line does not tell
     "How the last attempt ended, by the log."
     text = log.read_bytes()[-4000:].decode(errors="replace") if log.exists() else ""
-    end = re.search(r"\n\[exit status (-?\d{1,3}) after ([\d.]{1,12}) s\] ([^\n]*)\n$", text)
-    with suppress(ValueError):
-        return end and Attempt(int(end[1]), float(end[2]), end[3])
+    end = re.search(r"\n\[exit status (-?\d{1,3})[^]\n]*\] ([^\n]*)\n$", text)
+    return end and Attempt(int(end[1]), end[2])
 
 # %% ../../nbs/workshop/sweep.ipynb #04cb6d1e
 def poll_states(plan: SweepPlan) -> dict[str, State]:      # by key
@@ -325,76 +318,6 @@ def poll_states(plan: SweepPlan) -> dict[str, State]:      # by key
             state = State()                    # its record is gone
         found[task.key] = state
     return found
-
-# %% ../../nbs/workshop/sweep.ipynb #50bb11f2
-class Work:
-    "The runs of a sweep that are in progress or still to come."
-    def __init__(self, plan: SweepPlan, submit: Callable, workers: float):     # runs at a time
-        "submit(tasks) begins runs and returns a handle of each, with done() and result()."
-        self.plan, self.submit, self.workers, self.at_work = plan, submit, workers, {}
-        self.states = {key: state if state.word == "finished" and not plan.scratch else State()
-                       for key, state in poll_states(plan).items()}
-        self.waiting = [(-math.inf, task) for task in plan.tasks
-                        if self.states[task.key].word != "finished"]
-
-    def start(self):
-        "Begin what is due, as far as there are workers."
-        now = time.monotonic()
-        due = [pair for pair in self.waiting if pair[0] <= now]
-        due = due[:int(min(len(due), self.workers - len(self.at_work)))]
-        self.waiting = [pair for pair in self.waiting if pair not in due]
-        tasks = [task for _, task in due]
-        for task, handle in zip(tasks, self.submit(tasks) if tasks else []):
-            self.states[task.key] = self.states[task.key]._replace(word="begun")
-            self.at_work[handle] = task, now
-
-    def settle(self, handle):
-        "Take note of how a run ended, and whether it is to be tried again."
-        (task, _), settings = self.at_work.pop(handle), self.plan.settings
-        state = state_after(outcome(handle), self.states[task.key].failures)
-        self.states[task.key] = state
-        if state.word == "failed" and state.failures < settings["retries"]:
-            pause = min(3600.0, settings["backoff"] * 2 ** min(state.failures - 1, 30))
-            self.waiting.append((time.monotonic() + pause, task))
-
-# %% ../../nbs/workshop/sweep.ipynb #ef1b294f
-def outcome(handle) -> Attempt:    # of an attempt that is done
-    "How an attempt ended; if its worker died, it has failed."
-    try:
-        return handle.result()
-    except Exception as error:
-        return Attempt(1, 0.0, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-
-def drive(work: Work, stopping: Callable, show: Callable):     # stopping(): no more; show(line)
-    "Go on until all runs have ended or stopping is requested."
-    while work.at_work or work.waiting and not stopping():
-        if not stopping():
-            work.start()
-        for handle in [handle for handle in work.at_work if handle.done()]:
-            work.settle(handle)
-        show(sweep_progress(work, stopping()))
-        time.sleep(0.05)
-
-# %% ../../nbs/workshop/sweep.ipynb #08d0ad00
-def sweep_progress(work: Work, stopping: bool = False) -> str:     # stopping: nothing more is begun
-    "How many runs are in which state, and about how long the rest will take if it can be known."
-    words = [state.word for state in work.states.values()]
-    spent = [state.seconds for state in work.states.values()
-             if state.word == "finished" and state.seconds > 0]
-    left = len(work.waiting) + len(work.at_work)
-    text = f"{words.count('finished')} of {len(words)} finished, {len(work.at_work)} at work"
-    for word in ("failed", "refused", "stopped"):
-        text += f", {words.count(word)} {word}" * (word in words)
-    if stopping:
-        return text + ": stopping, runs write their checkpoints" * bool(work.at_work)
-    if spent and left and work.workers < math.inf:
-        mean, now = sum(spent) / len(spent), time.monotonic()
-        passed = sum(min(mean, now - began) for _, began in work.at_work.values())
-        seconds = (mean * left - passed) / min(work.workers, left)
-        text += ", about " + (f"{seconds / 3600:.1f} h" if seconds > 5400 else
-                              f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s")
-        text += " left"
-    return text
 
 # %% ../../nbs/workshop/sweep.ipynb #8f2da470
 def cores() -> int:
@@ -418,32 +341,24 @@ def slots(workers: int | str) -> list[dict]:       # "cores", "gpus" or how many
     return [slot | threads for slot in found]
 
 @contextmanager
-def local_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:    # not used
-    "submit(orders), and how many runs at a time: workers on this machine."
+def local_pool(plan: SweepPlan, address: str | None = None) -> Iterator[Callable]:     # not used
+    "submit(orders): workers on this machine."
     free = slots(plan.settings["workers"])
-    count = len(free)
     def work(order):
         slot = free.pop()
         try:
             return attempt_run(order._replace(environment={**slot, **order.environment}))
         finally:
             free.append(slot)
-    with ThreadPoolExecutor(count) as pool:
-        yield lambda orders: [pool.submit(work, order) for order in orders], count
+    with ThreadPoolExecutor(len(free)) as pool:
+        yield lambda orders: [pool.submit(work, order) for order in orders]
 
 # %% ../../nbs/workshop/sweep.ipynb #e93f6bed
-def _engine(library, name, extra=None):
-    "Import the library of an engine."
-    try:
-        return importlib.import_module(library)
-    except ModuleNotFoundError:
-        raise RuntimeError(f"this engine needs {name}, which is not installed. "
-                           f"Remedy: pip install 'rvnnbook[{extra or library}]'") from None
-
 @contextmanager
-def ray_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:  # auto: of this node
-    "submit(orders), and how many runs at a time: workers on the nodes of a Ray cluster."
-    ray, wanted = _engine("ray", "Ray"), plan.settings["resources"]
+def ray_pool(plan: SweepPlan, address: str | None = None) -> Iterator[Callable]:   # auto: this node
+    "submit(orders): workers on the nodes of a Ray cluster."
+    import ray
+    wanted = plan.settings["resources"]
     mine = not ray.is_initialized()
     known = {name: wanted[name] for name in ("num_cpus", "num_gpus", "memory") if name in wanted}
     custom = {name: need for name, need in wanted.items() if name not in known}
@@ -451,10 +366,11 @@ def ray_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:  #
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     try:
         try:
-            remote = ray.remote(max_retries=0, resources=custom, **known)(attempt_run)
+            remote = ray.remote(max_retries=plan.settings["retries"], resources=custom,
+                                **known)(attempt_run)
         except (TypeError, ValueError) as error:
             raise SweepError(f"resources: {error}") from None
-        yield lambda orders: [remote.remote(order).future() for order in orders], math.inf
+        yield lambda orders: [remote.remote(order).future() for order in orders]
     finally:
         if mine:
             ray.shutdown()
@@ -489,13 +405,13 @@ class _QueuedRun:
         return self.cancelled or self.job.done()
 
     def result(self):
-        return Attempt(STOPPED, 0.0, "not begun") if self.cancelled else self.job.result()
+        return Attempt(STOPPED, "not begun") if self.cancelled else self.job.result()
 
 # %% ../../nbs/workshop/sweep.ipynb #d20f7b35
 @contextmanager
-def slurm_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]:    # local: no queue
-    "submit(orders), and how many runs at a time: jobs in the queue of Slurm."
-    submitit = _engine("submitit", "submitit", "slurm")
+def slurm_pool(plan: SweepPlan, address: str | None = None) -> Iterator[Callable]:  # or local
+    "submit(orders): jobs in the queue of Slurm."
+    import submitit
     try:
         executor = submitit.AutoExecutor(plan.folder / "slurm", cluster=address or "slurm",
                                          slurm_max_num_timeout=1000)
@@ -506,7 +422,7 @@ def slurm_pool(plan: SweepPlan, address: str | None = None) -> Iterator[tuple]: 
         with executor.batch():
             jobs = [executor.submit(SlurmRun(order)) for order in orders]
         return [_QueuedRun(job, plan.folder) for job in jobs]
-    yield submit, math.inf
+    yield submit
 
 ENGINES = {"local": local_pool, "ray": ray_pool, "slurm": slurm_pool}
 
@@ -517,7 +433,7 @@ def only_one(plan: SweepPlan) -> Iterator[None]:   # to be run
     plan.folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = hold(plan.folder / "lock", "sweep")
-    except LockHeld as error:
+    except StatusError as error:
         raise SweepError(f"{error}. Remedy: wait, or end it with --stop") from None
     try:
         request(plan.folder, "go")
@@ -529,24 +445,39 @@ def sweep(
     plan: SweepPlan,                 # of the sweep
     engine: str = "local",           # one of ENGINES
     address: str | None = None,      # of a Ray cluster
-    show: Callable[[str], None] = lambda line: None,    # gets the progress as a line
+    show: Callable[[dict], None] = lambda states: None,     # called again and again
 ) -> dict[str, State]:               # state of every run, by key
     "Make all runs of a plan that have no record."
     environment = {name: str(Path(os.environ.get(name, default)).resolve()) for name, default
                    in (("RVNNBOOK_RUNS", "runs"), ("RVNNBOOK_DATA", "data"))}
-    def order_of(task):
-        return Order(task.key, command_of(plan, task), plan.folder, environment, str(Path.cwd()),
-                     plan.settings["limit"])
-    with (only_one(plan), ENGINES[engine](plan, address) as (submit, workers),
+    patience = {name: plan.settings[name] for name in ("retries", "backoff")}
+    with (only_one(plan), ENGINES[engine](plan, address) as submit,
           collect_signals() as signals):     # after the engine: Ray sets a handler for SIGTERM
-        work = Work(plan, lambda tasks: submit([order_of(task) for task in tasks]), workers)
+        states = poll_states(plan)
+        todo = [task for task in plan.tasks if states[task.key].word != "finished" or plan.scratch]
+        states |= {task.key: State() for task in todo}
+        orders = [Order(task.key, command_of(plan, task), plan.folder, environment,
+                        str(Path.cwd()), **patience) for task in todo]
         try:
-            drive(work, lambda: stop_requested(plan.folder, signals), show)
+            waiting = dict(zip(submit(orders) if orders else [], todo))
+            while waiting:
+                stop_requested(plan.folder, signals)
+                for handle in [handle for handle in waiting if handle.done()]:
+                    states[waiting.pop(handle).key] = state_after(outcome(handle))
+                show(states)
+                time.sleep(0.05)
         except BaseException:
             with suppress(OSError):
                 request(plan.folder, "stop")
             raise
-    return work.states
+    return states
+
+def outcome(handle) -> Attempt:    # of a run that is done
+    "How a run ended; if its worker died, it has failed."
+    try:
+        return handle.result()
+    except Exception as error:
+        return Attempt(1, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 # %% ../../nbs/workshop/sweep.ipynb #5a72e4fc
 def stop_sweep(plan: SweepPlan) -> str:    # of the sweep -> what was done
@@ -590,10 +521,9 @@ def obey_sweep(words) -> str:      # the parsed command line -> what to print at
         profiles = ", ".join(dict.fromkeys(task.profile for task in plan.tasks))
         return (f"{Path(plan.experiment).stem}, profile {profiles}; workers: "
                 f"{plan.settings['workers']}; logs in {logs}\n{report(plan, poll_states(plan))}")
-    live = sys.stderr.isatty()
-    show = (lambda line: print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True))
-    found = sweep(plan, words.engine, words.address, *([show] if live else []))
-    print("\n" * live + report(plan, found), flush=True)
+    with _progress_bar(len(plan.tasks)) as show:
+        found = sweep(plan, words.engine, words.address, show)
+    print(report(plan, found), flush=True)
     states = [state.word for state in found.values()]
     if plan.scratch:
         print(f"smoke runs leave no record; their logs: {logs}/logs")
@@ -605,3 +535,14 @@ def obey_sweep(words) -> str:      # the parsed command line -> what to print at
     if failed:
         raise StatusError(f"{failed} of {len(states)} runs failed; the others are finished", 1)
     return "all runs are finished"
+
+@contextmanager
+def _progress_bar(runs):
+    "A function show(states) that draws a bar on a terminal."
+    from tqdm import tqdm
+    with tqdm(total=runs, unit="run", disable=None) as bar:
+        def show(states):
+            words = Counter(state.word for state in states.values())
+            bar.set_postfix(words, refresh=False)
+            bar.update(words["finished"] - bar.n)
+        yield show
