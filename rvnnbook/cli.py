@@ -267,7 +267,8 @@ def _bench(options):
     from rvnnbook.lab.bench import bench, bench_lines, efficiency_lines, findings
     from rvnnbook.lab.tables import as_text
     settings = {name: value for name, value in vars(options).items()
-                if value not in (None, False) and name not in ("command", "subject", "record")}
+                if value is not None and value is not False
+                and name not in ("command", "subject", "record")}
     profile = ("paper" if options.device == "cuda" else "cpu") if options.record else None
     metrics = bench(options.subject, settings, profile,
                     lambda line: print(line, file=sys.stderr, flush=True))
