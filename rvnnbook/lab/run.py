@@ -253,6 +253,7 @@ def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ig
             os._exit(STOPPED)
     timer = threading.Timer(limit, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)        # Ray's workers block SIGINT
     before = {number: signal.signal(number, handle) for number in SIGNALS
               if signal.getsignal(number) != signal.SIG_IGN}
     try:
