@@ -11,7 +11,6 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'RecordE
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
-import difflib
 import hashlib
 import importlib
 import importlib.metadata
@@ -32,6 +31,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from .settings import unknown_name
 
 # %% ../../nbs/workshop/records.ipynb #a925044b
 class RecordError(ValueError):
@@ -549,7 +550,6 @@ class Merged(NamedTuple):
     "What a merge did."
     added: list        # records
     refused: list      # what could not be believed, in words
-    conflicts: list    # runs that came out differently, in words
 
 def merge_records(sources: Iterable[Path], folder: Path | None = None) -> Merged:
     "Add the records and traces of other machines' folders or clones, each of them once."
@@ -571,7 +571,7 @@ def merge_records(sources: Iterable[Path], folder: Path | None = None) -> Merged
                     refused.append(f"{source.name}/{path.name}: record {key}: {error}")
             records = [lines[key][0] for key in _add_lines(folder / path.name, new)]
             added += [record for record in records if "record" not in record]
-    return Merged(added, refused, _conflicts(added, folder))
+    return Merged(added, refused)
 
 def _take_trace(record, source, folder):
     "Bring the trace of a record that may be merged."
@@ -587,16 +587,6 @@ def _take_trace(record, source, folder):
 # %% ../../nbs/workshop/records.ipynb #bee4fe83
 def _run_of(record):
     return identity(record["experiment"], record["parameters"], record["seed"])
-
-def _conflicts(added, folder):
-    "Runs among these records of which the folder has other numbers as well, in words."
-    wanted, outcomes = {_run_of(record): record for record in added}, {}
-    for experiment in sorted({record["experiment"] for record in added}):
-        for record in scan(folder / f"{experiment}.jsonl")[0]:
-            outcomes.setdefault(_run_of(record), {})[record["id"]] = digest(record["metrics"], 12)
-    return [f"{wanted[run]['experiment']}: a run with seed {wanted[run]['seed']} has "
-            f"{len(set(found.values()))} different results: records {', '.join(found)}"
-            for run, found in outcomes.items() if run in wanted and len(set(found.values())) > 1]
 
 # %% ../../nbs/workshop/records.ipynb #daf48521
 def _changes(record, known):
@@ -695,41 +685,39 @@ def query_records(records: Sequence[dict], conditions: Iterable[str]) -> list[di
 def _holds(frame, condition):
     "For each row, whether a condition is true; NA counts as false."
     import pandas
-    written = lambda names: ", ".join(n if n.isidentifier() else f"`{n}`" for n in names)
-    known = f"Known: {written(name for name in frame if ': ' not in name)}, `SPLIT: METRIC`"
     named = frame[[name for name in frame if name in condition]]      # pandas parses every name
     try:
         held = named.eval(condition, engine="python", local_dict={}, global_dict={})
+        if not pandas.api.types.is_bool_dtype(held):
+            raise ValueError("it is not true or false for each record, as dim == 64 is")
+        return held.fillna(False).astype(bool)
     except pandas.errors.UndefinedVariableError as error:
         quoted = [name for name in re.findall("`([^`]*)`", condition) if name not in frame]
         name = quoted[0] if quoted else re.search("'(.*)'", str(error))[1]
-        close = difflib.get_close_matches(name, list(frame), 3)
-        raise RecordError(f"no record has {name!r}. " + (f"Did you mean {written(close)}?"
-                          if close else known + ". Words are quoted")) from None
+        raise RecordError(unknown_name("name", name, list(frame)) + "; words are quoted") from None
     except Exception as error:         # an expression can raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise RecordError(f"{condition!r} is no query: {reason}. {known}") from None
-    if not (isinstance(held, pandas.Series) and pandas.api.types.is_bool_dtype(held)):
-        raise RecordError(f"{condition!r} is not true or false for each record; a condition is a "
-                          f"comparison such as dim == 64. {known}")
-    return held.fillna(False).astype(bool)
+        raise RecordError(f"{condition!r} is no query: {reason}") from None
 
 # %% ../../nbs/workshop/records.ipynb #f877ca4a
 def results_table(records: Iterable[dict], mean: bool = False, width: int | None = None) -> str:
-    "A line for each record, or for all its seeds; value by value on a screen that is too narrow."
-    experiments, known, lines = {}, {}, []
+    "A line for each record, or for all its seeds; width: of the screen."
+    import pandas
+    experiments, known, parts = {}, {}, []
     for record in records:
         experiments.setdefault(record["experiment"], []).append(record)
     for experiment, group in sorted(experiments.items()):
-        rows = _table_rows(group, _over_seeds(group) if mean else [[one] for one in group], known)
-        table = aligned(rows)
-        if width is not None and max(map(len, table)) > width:
-            indent = max(map(len, rows[0]))
-            blocks = [[f"  {title:{indent}}  {value}" for title, value in zip(rows[0], row)
-                       if value] for row in rows[1:]]
-            table = [line for block in blocks for line in ["", *block]][1:]
-        lines += [experiment, *table, ""]
-    return "\n".join(lines[:-1]) or "no records"
+        groups = list(_over_seeds(group)) if mean else [[one] for one in group]
+        asked = pandas.DataFrame([{name: str(value) for name, value in runs[0]["parameters"].items()
+                                   } for runs in groups]).fillna("None")
+        words = {name for name, value in group[0]["parameters"].items() if type(value) is str}
+        asked = asked[[name for name in asked if name in words or asked[name].nunique() > 1]]
+        found = pandas.DataFrame([_outcome(runs, known) for runs in groups])
+        found = found[[*(name for name in found if name not in ("commit", "")), "commit", ""]]
+        asked.insert(0, "profile", [runs[0]["profile"] for runs in groups])
+        table = pandas.concat([asked, found], axis=1).fillna("")
+        parts.append(f"{experiment}\n{table.to_string(index=False, line_width=width)}")
+    return "\n\n".join(parts) or "no records"
 
 def _over_seeds(records):
     "Of each seed the last run, put together with those that differ in nothing but the seed."
@@ -739,40 +727,32 @@ def _over_seeds(records):
         groups.setdefault(alike, []).append(record)
     return groups.values()
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
-    "The columns of a table, one below the other."
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-# %% ../../nbs/workshop/records.ipynb #f3c96d20
-def _table_rows(records, groups, known):
-    "Titles, then for each group of runs its parameters, numbers, commits and remarks."
-    asked = {name: {repr(record["parameters"].get(name)) for record in records}
-             for name in dict.fromkeys(name for record in records for name in record["parameters"])}
-    names = [name for name, values in asked.items()    # what tells runs apart, and words
-             if len(values) > 1 or isinstance(records[0]["parameters"].get(name), str)]
-    scores = dict.fromkeys((split, name) for record in records for split, row
-                           in record["metrics"].items() for name in row if name != "count")
-    rows = [["profile", *names, "seed", *(split if name == "accuracy" else f"{split}: {name}"
-                                          for split, name in scores), "commit", ""]]
-    for runs in groups:
-        runs = sorted(runs, key=lambda record: record["seed"])
-        values = [[record["metrics"][split][name] for record in runs
-                   if name in record["metrics"].get(split, {})] for split, name in scores]
-        stale = ", ".join(dict.fromkeys(name.removeprefix("rvnnbook.") for record in runs
-                                        for name in changed_modules(record, known)))
-        remarks = ([f"stale: {stale}"] * bool(stale)
-                   + ["revalidated"] * any(is_revalidated(record, known) for record in runs)
-                   + ["unfinished"] * (not all(record["finished"] for record in runs)))
-        rows.append([runs[0]["profile"], *(str(runs[0]["parameters"].get(n)) for n in names),
-                     " ".join(str(record["seed"]) for record in runs), *map(_mean_text, values),
-                     sittings(runs)[0], "; ".join(remarks)])
-    return rows
+def _outcome(runs, known):
+    "Seeds, numbers, commits and remarks of runs that differ in nothing but the seed."
+    runs, values = sorted(runs, key=lambda record: record["seed"]), {}
+    for split, name, value in ((split, name, value) for run in runs for split, row
+                               in run["metrics"].items() for name, value in row.items()):
+        if name != "count":
+            title = split if name == "accuracy" else f"{split}: {name}"
+            values.setdefault(title, []).append(value)
+    stale = ", ".join(dict.fromkeys(name.removeprefix("rvnnbook.") for run in runs
+                                    for name in changed_modules(run, known)))
+    return {"seed": " ".join(str(run["seed"]) for run in runs),
+            **{title: _mean_text(several) for title, several in values.items()},
+            "commit": sittings(runs)[0], "": "; ".join(
+                [f"stale: {stale}"] * bool(stale)
+                + ["revalidated"] * any(is_revalidated(run, known) for run in runs)
+                + ["unfinished"] * (not all(run["finished"] for run in runs)))}
 
 def _mean_text(values):
     "A number, or mean and standard deviation of several."
     spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4g}{spread}" if values else ""
+    return f"{statistics.fmean(values):.4g}{spread}"
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
+    "The columns of a table, one below the other."
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 # %% ../../nbs/workshop/records.ipynb #24d58973
 def write_csv(records: Sequence[dict], path: Path) -> None:
