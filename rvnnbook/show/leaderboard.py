@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['LENGTH_TESTS', 'OTHER_TESTS', 'FORMAT', 'is_own', 'length_scores', 'logic_scores', 'scale_of', 'reached',
-           'plain_table', 'reached_table', 'length_figure', 'suite_figure', 'scores_as_markdown', 'scores_as_latex',
-           'write_leaderboard', 'read_leaderboard']
+           'plain_table', 'reached_table', 'length_figure', 'logic_figure', 'suite_figure', 'scores_as_markdown',
+           'scores_as_latex', 'write_leaderboard', 'read_leaderboard']
 
 # %% ../../nbs/workshop/leaderboard.ipynb #4fc301b5
 import json
@@ -138,10 +138,11 @@ def reached_table(
     titles = list(dict.fromkeys(title for means, _ in rows.values() for title in means))
     lines = []
     for name, (means, runs) in rows.items():
+        model, comma, others = name.partition(", ")
         shown = ["–" if title not in means else
                  f"{100 * means[title]:.1f}" if percent else f"{means[title]:.2f}"
                  for title in titles]
-        lines.append([name, *shown, scale_of(runs)])
+        lines.append([SAME_MODEL.get(model, model) + comma + others, *shown, scale_of(runs)])
     return plain_table(["model", *titles, "scale"], lines)
 
 # %% ../../nbs/workshop/leaderboard.ipynb #888bf3b6
@@ -175,6 +176,13 @@ def _draw_lengths(ax, scores, most, paper=None):
         if test in scores[model]])}
     return _draw(ax, lines, most, paper)
 
+def _draw_logic(ax, scores, most):
+    ax.axvspan(.5, 6.5, color="#999999", alpha=.2, linewidth=0)
+    ax.set(xlabel="operators of the longer formula", ylabel="accuracy (%)", xlim=(.5, 12),
+           ylim=(0, 104), xticks=range(2, 13, 2))
+    points = {model: [(count, *found[:2]) for count, found in sorted(tests.items())]
+              for model, tests in scores.items() if tests}
+    return _draw(ax, points, most)
 
 # %% ../../nbs/workshop/leaderboard.ipynb #888bf3b7
 def length_figure(
@@ -191,6 +199,19 @@ def length_figure(
                   caption="Accuracy by length: mean and standard deviation over seeds. Black: "
                           f"models from outside the book. Gray: lengths in training.{hollow}")
 
+def logic_figure(
+    scores: dict[str, dict],       # what logic_scores gave
+    name: str = "fig-logic",       # identifier on the page
+    most: int = 7,                 # lines
+    scale: str = "",               # of the trainings, for the caption
+) -> Figure:
+    "Accuracy on logic against the number of operators, one line a model, seeds as bands."
+    fig, ax = canvas(width=4.9, height=3.4)
+    listed = _draw_logic(ax, scores, most)
+    return figure(fig, name=name, alt=f"Accuracy on logic by number of operators. {listed}.",
+                  caption="Accuracy on formal logic by number of operators"
+                          f"{f' ({scale})' if scale else ''}. Gray: numbers in training.")
+
 def suite_figure(
     lengths: dict[str, dict],      # what length_scores gave
     logic: dict[str, dict],        # what logic_scores gave
@@ -200,18 +221,12 @@ def suite_figure(
     "ListOps by length above logic by number of operators, one look a model."
     fig, axes = canvas(width=4.9, height=6.4, nrows=2)
     listed = _draw_lengths(axes[0], lengths, most)
-    axes[1].axvspan(.5, 6.5, color="#999999", alpha=.2, linewidth=0)
-    axes[1].set(xlabel="operators of the longer formula", ylabel="accuracy (%)", xlim=(.5, 12),
-                ylim=(0, 104), xticks=range(2, 13, 2))
-    points = {model: [(count, *found[:2]) for count, found in sorted(tests.items())]
-              for model, tests in logic.items() if tests}
-    also = _draw(axes[1], points, most)
+    also = _draw_logic(axes[1], logic, most)
     return figure(fig, name=name, alt=f"Above, ListOps by length: {listed}. Below, logic by number "
                   f"of operators: {also}.",
                   caption="ListOps by length and logic by number of operators: mean and standard "
                           "deviation over seeds. Black: models from outside the book. Gray: sizes "
                           "in training.")
-
 
 # %% ../../nbs/workshop/leaderboard.ipynb #0471792b
 _TITLES = {"listops_o_test": "near IID", "length_200_300": "200–300", "length_500_600": "500–600",
