@@ -17,7 +17,7 @@ seeds, lengths = st.integers(0, 10**6), st.integers(1, 40)
 
 
 def state_space_literal(x, weights, ratios):
-    "Run the states of every channel token by token (rir Eq. 13)."
+    "Run the states of every channel token by token (Gu et al. 2022, section 3)."
     state, seen = torch.zeros_like(weights), []
     for token in x.unbind(1):
         state = ratios * state + token[..., None]

@@ -45,7 +45,7 @@ def convolve(
     past: Tensor | None = None,     # K_l, weight of the token l positions before, (D, T)
     future: Tensor | None = None,   # K'_l, weight of the token l positions later, (D, T)
 ) -> Tensor:                        # sum of both, (B, T, D)
-    "Convolutions over the past, over the future, or over both, in O(T log T) (rir Eq. 13-14)."
+    "Convolutions over the past, over the future, or over both, in O(T log T) (Gu et al. 2022)."
     if past is None and future is None:
         raise ValueError("a kernel is needed: past, future or both, got neither")
     size = _transform_length(x.shape[1])
