@@ -212,6 +212,7 @@ def logic_figure(
                   caption="Accuracy on formal logic by number of operators"
                           f"{f' ({scale})' if scale else ''}. Gray: numbers in training.")
 
+# %% ../../nbs/workshop/leaderboard.ipynb #888bf3b8
 def suite_figure(
     lengths: dict[str, dict],      # what length_scores gave
     logic: dict[str, dict],        # what logic_scores gave
