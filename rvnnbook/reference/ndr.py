@@ -24,10 +24,10 @@ class RouterAttention(nn.Module):
         self.heads, width = heads, dim // heads
         self.q, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(2))
         self.kv, self.direction = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * heads)
-        self.content_bias = nn.Parameter(torch.zeros(heads, width))             # u
-        self.content_scale = nn.Parameter(torch.tensor([width ** -.5]))         # alpha
-        self.direction_scale = nn.Parameter(torch.ones(1))                      # beta
-        self.logit_bias = nn.Parameter(torch.zeros(1))                          # gamma
+        self.content_bias = nn.Parameter(torch.zeros(heads, width))             # q_0
+        self.content_scale = nn.Parameter(torch.tensor([width ** -.5]))         # alpha_1
+        self.direction_scale = nn.Parameter(torch.ones(1))                      # alpha_2
+        self.logit_bias = nn.Parameter(torch.zeros(1))                          # alpha_3
         for layer in (self.q, self.kv):    # Xavier bound of one head: D inputs, D / heads outputs
             nn.init.uniform_(layer.weight, -(6 / (dim + width)) ** .5, (6 / (dim + width)) ** .5)
 
