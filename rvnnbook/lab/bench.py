@@ -597,7 +597,7 @@ def recorded_bench(subject: str, ragged: bool = False) -> tuple[dict, list[str]]
     records = records if subject == "efficiency" else records[-1:]
     if not records:
         return {}, ["There is no record yet."]
-    told, last = provenance(records), records[-1]
+    told, last = provenance(records, modules=False), records[-1]
     metrics = {split: found for record in records for split, found in record["metrics"].items()}
     return metrics, [f"Width {last['parameters']['dim']}; {told}; {last['rule']}; "
                      f"{last['threads']} thread(s)."]

@@ -97,15 +97,15 @@ def chosen_runs(records: Iterable[dict]) -> list[dict]:        # of one model
     return sorted(max(groups.values(), key=rank, default=[]), key=lambda r: r["seed"])
 
 # %% ../../nbs/workshop/tables.ipynb #45955087
-def provenance(runs: Sequence[dict]) -> str:           # what chosen_runs gave
-    "Where a number comes from: profile, seeds, device, commits, and what to beware of."
+def provenance(runs: Sequence[dict], modules: bool = True) -> str:     # what chosen_runs gave
+    "Where a number comes from: profile, seeds, device, commits, changed modules by name or not."
     seeds, (commits, devices) = dict.fromkeys(str(run["seed"]) for run in runs), sittings(runs)
     changed = dict.fromkeys(name.removeprefix("rvnnbook.") for run in runs
                             for name in changed_modules(run))
     return "; ".join([
         f"{runs[0]['profile']} profile", f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
         devices, f"commit {commits}", *["unfinished"] * (not runs[0]["finished"]),
-        *[f"stale, since {', '.join(changed)} changed"] * bool(changed),
+        *[f"stale, since {', '.join(changed) if modules else 'code'} changed"] * bool(changed),
         *["revalidated for later code"] * any(map(is_revalidated, runs))])
 
 # %% ../../nbs/workshop/tables.ipynb #97d4da9c
