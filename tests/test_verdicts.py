@@ -401,7 +401,7 @@ def test_three_forms_say_the_same_and_mark_what_is_stale():
     shown = beside("crvnn.table4", [STALE, run(.5, encoder="lstm")])
     told = verdict_lines(shown)
     assert [line[0] for line in told if line[0]] == list(shown.table.rows)
-    assert ["", "ours (cpu, 1 seed, stale)", "93.94"] in told and ["", "verdict: smaller scale", ""] in told
+    assert ["", "ours (cpu, 1 seed, unfinished)", "93.94"] in told and ["", "verdict: smaller scale", ""] in told
     assert ["OM", "paper (quoted); no run yet", "99.97 ± 0.01"] in told and ["Havrylov et al.", "paper (quoted)", "99.20 ± 0.50"] in told
     said = " ".join(verdict_notes(shown))
     assert "CRvNN, ours: listops; 250 steps; best validation accuracy; cpu profile; seed 3; a processor" in said and "stale, since core changed" in said and "unfinished" in said
