@@ -120,11 +120,11 @@ class TreeParts(Encoder):
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
         check_choice("scorer", scorer, ("parent", "pair"))
-        self.dim, self.seen = dim, min(dim, 64)            # d_s, channels read for a pair
-        self.choice, self.temperature = choice, temperature
+        self.dim, self.choice, self.temperature = dim, choice, temperature
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.grc = GRC(dim, hidden, activation, dropout)
-        layers = [(dim, 1)] if scorer == "parent" else [(2 * self.seen, self.seen), (self.seen, 1)]
+        self.seen = d = min(dim, 64)                       # d_s, channels read for a pair
+        layers = [(dim, 1)] if scorer == "parent" else [(2 * d, d), (d, 1)]
         self.scorer = nn.ModuleList([nn.Linear(*layer) for layer in layers])
 
     def leaves(self, x: Tensor) -> Tensor:                   # (B, N, D) -> (B, N, D)
@@ -142,9 +142,7 @@ class TreeParts(Encoder):
             seen = parents = self.grc(left, right) if parents is None else parents
         with torch.autocast(left.device.type, enabled=False):
             seen = seen.to(self.leaf.weight.dtype)
-            for layer in hidden:
-                seen = F.gelu(layer(seen))
-            return last(seen).squeeze(-1), parents
+            return last(F.gelu(hidden[0](seen)) if hidden else seen).squeeze(-1), parents
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0ead3d40
 def tree_noise(

@@ -128,11 +128,9 @@ class RepeatedLayer(Encoder):
     "Encoder that applies its method `layer` repeatedly (design_space section 3)."
     start: Tensor
     end: Tensor
-    readout: str
     gate_dropout: float
     layer: Callable
     run_layers: Callable
-
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         "Encode sentences: root (B, D), states (B, N, D); `trees` is not used."
         states, there, framed = check_batch(x, mask, self.dim), mask, self.readout in FRAMED
