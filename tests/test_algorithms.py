@@ -124,8 +124,8 @@ def test_the_answer_follows_from_the_question(shape, seed):
         assert list(target) == said(tree, asked)
 
 
-def test_what_is_asked_is_one_of_two():
-    with pytest.raises(AlgorithmError, match="not 'inorder'"):
+def test_target_order_is_preorder_or_postorder():
+    with pytest.raises(AlgorithmError, match="got 'inorder'"):
         traversal(PAPER, "inorder")
 
 
@@ -187,7 +187,7 @@ def test_everything_there_is_can_be_drawn_and_no_more():
 
 @pytest.mark.parametrize("make, rules", [
     (make_sorting, {"length": 5}), (make_sorting, {"length": 10, "largest": 20}), (make_traversal, {}),
-    (make_traversal, {"levels": 4, "asked": "postorder"}), (make_traversal, {"levels": 10})],
+    (make_traversal, {"levels": 4, "target_order": "postorder"}), (make_traversal, {"levels": 10})],
     ids=lambda value: getattr(value, "__name__", str(value)))
 def test_parts_do_not_overlap_and_follow_from_the_seed(make, rules):
     parts = make((120, 30, 40), **rules)

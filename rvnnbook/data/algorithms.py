@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/implementations/algorithms.ipynb #90606dea
 class AlgorithmError(ValueError):
-    "Walks of no tree, or a request that nothing can meet."
+    "Traversals of no tree, or arguments that no example satisfies."
 
 
 NumberTree = tuple | None                 # (left, label, right): a tree, a word, a tree
-ORDERS: dict[str, tuple[int, int, int]] = {    # which of the three comes first, second, third
+ORDERS: dict[str, tuple[int, int, int]] = {    # the order of the three parts
     "preorder": (1, 0, 2), "inorder": (0, 1, 2), "postorder": (0, 2, 1)}
 
 
@@ -31,21 +31,21 @@ def traverse(
     order: str,              # preorder, inorder or postorder
 ) -> tuple:                  # their labels, (n,)
     "The labels of a tree in one of three orders (self_iru §3.3)."
-    labels, waiting = [], [tree]
-    while waiting:
-        part = waiting.pop()
+    labels, stack = [], [tree]
+    while stack:
+        part = stack.pop()
         if isinstance(part, tuple):
-            waiting += [part[place] for place in reversed(ORDERS[order])]
+            stack += [part[place] for place in reversed(ORDERS[order])]
         elif part is not None:
             labels.append(part)
     return tuple(labels)
 
 # %% ../../nbs/implementations/algorithms.ipynb #bfda6620
 def rebuild(
-    inorder: Sequence,       # labels, none of them twice, (n,)
-    postorder: Sequence,     # the same in the other order, (n,)
+    inorder: Sequence,       # different labels, (n,)
+    postorder: Sequence,     # the same labels, (n,)
 ) -> NumberTree:
-    "The one tree that has these two walks, in linear time (self_iru §3.3)."
+    "The one tree with these two traversals, in linear time (self_iru §3.3)."
     if len(set(inorder)) < len(inorder):
         raise AlgorithmError(f"a label occurs twice in {' '.join(map(str, inorder))}")
     open_nodes, tree, done = [], None, 0
@@ -62,38 +62,38 @@ def rebuild(
 
 # %% ../../nbs/implementations/algorithms.ipynb #6acb0bd9
 class AlgorithmExample(NamedTuple):
-    "A question and its answer."
-    tokens: tuple[str, ...]   # w, what is given, (n,)
-    target: tuple[str, ...]   # y, the answer, (m,)
+    "An input sequence and its target sequence."
+    tokens: tuple[str, ...]   # w, the input, (n,)
+    target: tuple[str, ...]   # y, the target, (m,)
 
 
 def sorting(
     numbers: Sequence[int],       # in any order, (m,)
 ) -> AlgorithmExample:
-    "Put numbers in order (self_iru §3.3)."
+    "An example of sorting: numbers, and the same numbers in order (self_iru §3.3)."
     return AlgorithmExample(tuple(map(str, numbers)), tuple(map(str, sorted(numbers))))
 
 # %% ../../nbs/implementations/algorithms.ipynb #a22ca04d
 def traversal(
     tree: NumberTree,                   # at least one node, its labels words
-    asked: str = "preorder",      # as in the paper's example; or "postorder", as in its sentence
+    target_order: str = "preorder",     # preorder: the paper's example; postorder: its text
 ) -> AlgorithmExample:
-    "Say the third walk of a tree, given two (self_iru §3.3)."
-    if asked not in ("preorder", "postorder"):
-        raise AlgorithmError(f"the answer is the preorder or the postorder, not {asked!r}")
-    other = "postorder" if asked == "preorder" else "preorder"
+    "An example of traversals: two of a tree, and the third as target (self_iru §3.3)."
+    if target_order not in ("preorder", "postorder"):
+        raise AlgorithmError(f"target_order is preorder or postorder, got {target_order!r}")
+    other = "postorder" if target_order == "preorder" else "preorder"
     return AlgorithmExample((*traverse(tree, "inorder"), "X", *traverse(tree, other)),
-                            traverse(tree, asked))
+                            traverse(tree, target_order))
 
 # %% ../../nbs/implementations/algorithms.ipynb #b823d71b
-LEAST: dict[int, int] = {5: 10, 8: 10, 10: 15}     # depth -> nodes at least; one elsewhere
+LEAST: dict[int, int] = {5: 10, 8: 10, 10: 15}     # levels -> fewest nodes; others: 1
 
 
 def grow_number_tree(
-    random: Random,          # source of chance
-    levels: int,             # n, levels at most, >= 1
-    child: float,            # probability that a place below a node is filled
-    numbers: Iterator[int],  # labels, taken from here
+    random: Random,          # random number generator
+    levels: int,             # n, largest number of levels, >= 1
+    child: float,            # probability of each child of a node
+    numbers: Iterator[int],  # the labels, in the order of the draws
 ) -> NumberTree:
     "Draw a tree from its root down."
     label = next(numbers)
@@ -103,16 +103,16 @@ def grow_number_tree(
 
 
 def draw_tree(
-    random: Random,          # source of chance
-    levels: int,             # n, levels at most, 1 to 30
+    random: Random,          # random number generator
+    levels: int,             # n, largest number of levels, 1 to 30
     largest: int,            # labels are different numbers from 1 to this
-    least: int = 1,          # nodes at least
-    child: float = 0.6,      # probability that a place below a node is filled
+    least: int = 1,          # fewest nodes
+    child: float = 0.6,      # probability of each child of a node
 ) -> NumberTree:             # with least to largest nodes
     "Draw a tree of random sparsity with random labels (self_iru §3.3)."
     if not (1 <= levels <= 30 and 1 <= least <= min(largest, 2 ** levels - 1)):
         raise AlgorithmError(f"no tree of {levels} levels has {least} to {largest} nodes, "
-                             "or its levels are more than 30")
+                             "or there are more than 30 levels")
     while True:
         tree = grow_number_tree(random, levels, child, counting())
         inorder, postorder = traverse(tree, "inorder"), traverse(tree, "postorder")
@@ -122,27 +122,27 @@ def draw_tree(
 
 # %% ../../nbs/implementations/algorithms.ipynb #e641e5ad
 def unique_algorithm_draws(
-    count: int,              # examples wanted, >= 0
-    random: Random,          # source of chance for the final shuffle
+    count: int,              # number of examples, >= 0
+    random: Random,          # random number generator for the final shuffle
     propose: Callable,       # propose(): an example
-    patience: int = 20_000,  # draws in a row that bring nothing new, before giving up
+    patience: int = 20_000,  # repeated draws in a row before an error
 ) -> list[AlgorithmExample]:  # different questions in random order
     "Draw different examples until there are enough, and shuffle them."
-    found, vain = {}, 0
+    found, repeats = {}, 0
     while len(found) < count:
         example = propose()
-        vain = vain + 1 if example.tokens in found else 0
+        repeats = repeats + 1 if example.tokens in found else 0
         found[example.tokens] = example
-        if vain > patience:
-            raise AlgorithmError(f"{len(found)} of {count} examples found, then none that is new "
-                                 "for a long time: ask for fewer, or for larger ones")
+        if repeats > patience:
+            raise AlgorithmError(f"{len(found)} of {count} examples found, then {repeats} draws "
+                                 "without a new one: request fewer, or larger ones")
     drawn = list(found.values())
     random.shuffle(drawn)
     return drawn
 
 # %% ../../nbs/implementations/algorithms.ipynb #d78353f5
 class Parts(NamedTuple):
-    "A data set. No question stands in two parts."
+    "A data set; its parts have no input in common."
     train: list[AlgorithmExample]
     validation: list[AlgorithmExample]
     test: list[AlgorithmExample]
@@ -150,10 +150,10 @@ class Parts(NamedTuple):
 
 def split_parts(
     counts: tuple[int, int, int],   # examples for training, validation, test
-    seed: int,                      # what the draws follow from
+    seed: int,                      # seed of the draws
     propose: Callable,              # propose(random): an example
 ) -> Parts:
-    "Draw different examples and deal them to the three parts."
+    "Draw different examples and divide them among the three parts."
     random = Random(seed)
     drawn = unique_algorithm_draws(sum(counts), random, lambda: propose(random))
     first, second = counts[0], counts[0] + counts[1]
@@ -164,9 +164,9 @@ def make_sorting(
     counts: tuple[int, int, int],   # examples for training, validation, test
     length: int = 5,                # m, numbers in a list, >= 1; 5 or 10 in the paper
     largest: int = 64,              # numbers are drawn from 1 to this
-    seed: int = 0,                  # what the draws follow from
+    seed: int = 0,                  # seed of the draws
 ) -> Parts:
-    "Lists and what they are in order (self_iru §3.3)."
+    "Lists of numbers and the same in order (self_iru §3.3)."
     if length < 1 or largest < 1:
         raise AlgorithmError(f"no list of {length} numbers from 1 to {largest}")
     return split_parts(counts, seed, lambda random: sorting(
@@ -175,34 +175,34 @@ def make_sorting(
 
 def make_traversal(
     counts: tuple[int, int, int],   # examples for training, validation, test
-    levels: int = 3,                # n, levels of a tree at most; 3, 4, 5, 8 or 10 in the paper
-    largest: int = 64,              # labels are numbers from 1 to this; nodes at most
-    seed: int = 0,                  # what the draws follow from
-    asked: str = "preorder",        # or "postorder"
-    **rules,                        # of `draw_tree`: least, child; least is LEAST without
+    levels: int = 3,                # n, largest number of levels; 3, 4, 5, 8 or 10 in the paper
+    largest: int = 64,              # labels are numbers from 1 to this, so at most this many nodes
+    seed: int = 0,                  # seed of the draws
+    target_order: str = "preorder", # or "postorder"
+    **rules,                        # of `draw_tree`: least, child; default of least: LEAST
 ) -> Parts:
-    "Two walks of a tree each, and the third (self_iru §3.3)."
+    "Two traversals of a tree, and the third as target (self_iru §3.3)."
     rules = {"least": LEAST.get(levels, 1), **rules}
     return split_parts(counts, seed, lambda random: traversal(
-        draw_tree(random, levels, largest, **rules), asked))
+        draw_tree(random, levels, largest, **rules), target_order))
 
 # %% ../../nbs/implementations/algorithms.ipynb #368ffc7a
-START, END = 0, 1                  # their places in the vocabulary
+START, END = 0, 1                  # their token ids
 
 
 def number_vocabulary(
     largest: int,                  # the largest number that occurs, >= 1
-) -> Vocabulary:                   # largest + 3 words
-    "START, END, the X between two walks, and the numbers from 1."
+) -> Vocabulary:                   # largest + 3 tokens
+    "START, END, the X between two traversals, and the numbers from 1."
     return Vocabulary(("START", "END", "X", *map(str, range(1, largest + 1))))
 
 
 class AlgorithmBatch(NamedTuple):
-    "Several questions and answers as tensors."
-    ids: "torch.Tensor"          # numbers of the question's tokens, 0 on padding, (B, N) int64
+    "Inputs and targets as tensors."
+    ids: "torch.Tensor"          # token ids of the inputs, 0 on padding, (B, N) int64
     mask: "torch.Tensor"         # True = token, (B, N) bool
-    targets: "torch.Tensor"      # numbers of the answer's words and END, END on padding, (B, M)
-    target_mask: "torch.Tensor"  # True = word or the first END, (B, M) bool
+    targets: "torch.Tensor"      # token ids of the targets and END, END on padding, (B, M)
+    target_mask: "torch.Tensor"  # True = token or the first END, (B, M) bool
 
 
 def collate_algorithms(
