@@ -16,8 +16,11 @@ RENAMED: dict[str, dict[str, str]] = {      # module -> old name -> new name, or
     "data.batches": {"Batches": "BucketLoader", "deal": "bucket_batches",
         "padding": "padding_share", "place": "to_device", "share": "shard_batch",
         "vocabulary_of": "build_vocabulary"},
-    "data.images": {"Batch": "ImageBatch", "Counts": "PixelCounts",
-        "check_labels": "check_image_labels", "collate": "collate_images",
+    "data.catalog": {"CUT": "NETWORK_ERRORS", "LARGEST": "DEFAULT_LIMIT",
+        "Metered": "LimitedStream", "Onward": "SafeRedirectHandler"},
+    "data.corpora": {"PARTNERS": "TARGET_SUFFIXES", "scrambled": "paws_tokens"},
+    "data.images": {"Batch": "ImageBatch", "Counts": "PixelCounts", "DAMAGE": "READ_ERRORS",
+        "MOST": "MAX_BYTES", "check_labels": "check_image_labels", "collate": "collate_images",
         "members": "archive_arrays", "published": "published_images"},
     "data.listops": {"Batch": "ListOpsBatch", "choose": "choose_lengths",
         "collate": "collate_listops", "collect": "collect_examples", "draw": "draw_expression",
@@ -30,7 +33,8 @@ RENAMED: dict[str, dict[str, str]] = {      # module -> old name -> new name, or
     "data.music": {"Batch": "MusicBatch", "Counts": "KeyCounts", "collate": "collate_music",
         "published": "published_music", "walk": "random_melody"},
     "data.text": {"Batch": "TextBatch", "Pair": "SentencePair", "Tree": "SentenceTree",
-        "collate": "collate_text", "stream": "stream_corpus"},
+        "collate": "collate_text", "opinion": "random_review", "stream": "stream_corpus"},
+    "data.vectors": {"mark_of": "hash_word"},
 }
 
 # %% ../nbs/workshop/renamed.ipynb #f8dcacaf

@@ -252,7 +252,7 @@ def test_a_line_that_is_cut_anywhere(tmp_path_factory, cuts, before, honest, kno
 
 def test_a_cut_download_goes_on_in_the_next_call(server, data):
     server.routes["/file"] = ranged(BODY, [50_000, 0, 0, 0, 70_000])
-    with pytest.raises(CatalogError, match="cut; 50000 bytes are kept"):
+    with pytest.raises(CatalogError, match="interrupted; 50000 bytes are kept"):
         get(toy(server), pause=0)
     assert names(data) == ["toy/file.part"] and not is_sound(toy(server).files[0])
     assert get(toy(server), pause=0)[0].read_bytes() == BODY
@@ -818,7 +818,7 @@ def test_stopped_by_the_keyboard(server, data, monkeypatch, capsys):
 
     def interrupt(name, got, total):
         raise KeyboardInterrupt
-    monkeypatch.setattr(module, "get", lambda entry: get(entry, tell=interrupt))
+    monkeypatch.setattr(module, "get", lambda entry: get(entry, report=interrupt))
     assert main(["data", "get", "toy"]) == 1
     assert "what has come is kept" in capsys.readouterr().err and names(data) == ["toy/file.part"]
 

@@ -21,7 +21,7 @@ from rvnnbook.data.catalog import find_dataset
 from rvnnbook.data.images import (
     COLLECTIONS,
     GLYPHS,
-    MOST,
+    MAX_BYTES,
     PUBLISHED,
     RECORD,
     TEST,
@@ -239,8 +239,8 @@ def test_what_is_packed_may_not_be_anything(tmp_path, ending):
 
 
 def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    assert MOST > 47_040_016                                   # the largest published file
-    monkeypatch.setattr("rvnnbook.data.images.MOST", 1000)
+    assert MAX_BYTES > 47_040_016                                   # the largest published file
+    monkeypatch.setattr("rvnnbook.data.images.MAX_BYTES", 1000)
     path = tmp_path / "bomb.xz"
     path.write_bytes(lzma.compress(bytes(1000)))
     assert len(unpacked(path, "mnist")) == 1000
@@ -348,7 +348,7 @@ def test_made_pictures():
     assert len(places) == 5 * 7
     assert same(make_pictures((5, 1), seed=1).train, make_pictures((9, 1), seed=1).train[:5])
     for values in ((0, 1), 7), ((1, 1), 4):
-        assert "pictures are made" in refused(make_pictures, *values)
+        assert "at least one picture" in refused(make_pictures, *values)
 
 
 def test_counts_of_pictures_that_are_black():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.data.text import MissingFileError, TextError
-from rvnnbook.data.vectors import ENTRY, HEAD, Vectors, entries_of, make_index, mark_of, parts_of, rows_for, spread_of
+from rvnnbook.data.vectors import ENTRY, HEAD, Vectors, entries_of, hash_word, make_index, parts_of, rows_for, spread_of
 
 
 def refused(function, *values, **options):
@@ -63,13 +63,13 @@ def test_many_words_by_bisection(folder):
     path.write_text("".join(f"w{n} {n}\n" for n in range(3000)) + "w7 0\n")
     vectors = Vectors(path)
     assert all(vectors.find(f"w{n}")[0] == n for n in range(3000)) and vectors.find("w3000") is None and vectors.find("w") is None
-    assert (np.diff(vectors.entries["mark"].astype(float)) >= 0).all() and len(vectors) == 3001
+    assert (np.diff(vectors.entries["hash"].astype(float)) >= 0).all() and len(vectors) == 3001
     assert (folder / "many.txt.index").stat().st_size == HEAD.size + 3001 * ENTRY.itemsize
 
 
 def test_words_with_one_fingerprint(folder, monkeypatch):
     "Were two fingerprints ever equal, the words would still be told apart."
-    monkeypatch.setattr("rvnnbook.data.vectors.mark_of", lambda word: len(word))
+    monkeypatch.setattr("rvnnbook.data.vectors.hash_word", lambda word: len(word))
     path = folder / "same.txt"
     path.write_text("aa 1\nbb 2\nc 3\naa 4\n")
     vectors = Vectors(path)
@@ -109,7 +109,7 @@ def test_an_index_is_made_once_and_anew_when_it_does_not_fit(folder, monkeypatch
 
 
 @pytest.mark.parametrize("text, said", [
-    ("", ": no vectors in it"), ("2 3\na 1 2 3\n", ":1: this line counts rows and numbers"), ("a\n", ":1: expected a word and numbers"),
+    ("", ": no vectors in it"), ("2 3\na 1 2 3\n", ":1: this header line"), ("a\n", ":1: expected a word and numbers"),
     ("a 1 2\nb 1\n", ":2: expected a word and 2 numbers"), ("a 1 2\n\n", ":2: expected a word and 2 numbers"), ("a 1 2\nb x 2\n", ":2: expected 2 numbers, one is b'x'"),
     (" 1 2\n", ":1: expected a word"), ("a 1 2\nb  1 \n", ":2: expected 2 numbers, one is b''")])
 def test_files_that_are_no_vectors(folder, text, said):
@@ -160,7 +160,7 @@ def test_the_spread_is_that_of_the_first_thousand_rows(folder):
 
 def test_fingerprints_do_not_change():
     "An index is read by later versions."
-    assert mark_of(b"film") == int.from_bytes(hashlib.blake2b(b"film", digest_size=8).digest(), "little") and mark_of(b"film") != mark_of(b"Film")
+    assert hash_word(b"film") == int.from_bytes(hashlib.blake2b(b"film", digest_size=8).digest(), "little") and hash_word(b"film") != hash_word(b"Film")
     assert HEAD.size == 32 and ENTRY.itemsize == 16
 
 

@@ -6,7 +6,7 @@ __all__ = ['SENTIMENTS', 'GRADES', 'INFERENCES', 'PARAPHRASES', 'CITATIONS', 'ES
            'TextError', 'MissingFileError', 'unescape', 'parse_tree', 'tree_line', 'binary', 'phrases', 'stream_corpus',
            'lines_of', 'read_lines', 'read_trees', 'read_numbered', 'spaces', 'words', 'byte_tokens', 'installed',
            'sides_of', 'vocabulary_for', 'write_vocabulary', 'read_vocabulary', 'TextBatch', 'length_of',
-           'collate_text', 'opinion', 'make_trees', 'subtrees']
+           'collate_text', 'random_review', 'make_trees', 'subtrees']
 
 # %% ../../nbs/implementations/text.ipynb #c33afe0a
 import json
@@ -92,35 +92,35 @@ def parse_tree(
     line: str,      # brackets with grades, such as (3 (2 not) (1 bad))
 ) -> SentenceTree:
     "Read a tree of the treebank (Socher et al. 2013)."
-    tokens, steps, grades, waiting, at = [], [], {}, [], 0
-    due = "( and a grade from 0 to 4"
-    while (at == 0 or waiting) and (opened := OPENING.match(line, at)):
+    tokens, steps, grades, stack, at = [], [], {}, [], 0
+    expected = "( and a grade from 0 to 4"
+    while (at == 0 or stack) and (opened := OPENING.match(line, at)):
         at = opened.end()
-        waiting.append((GRADES[int(opened[1])], len(tokens), None))
+        stack.append((GRADES[int(opened[1])], len(tokens), None))
         if not (word := WORD.match(line, at)):
-            due = "a word and ), or ( and a grade"
+            expected = "a word and ), or ( and a grade"
             continue
         at, height = word.end(), 0
         tokens.append(sys.intern(unescape(word[1])))
         steps.append(0)
-        while waiting:                              # the phrase on top is complete
-            grade, first, _ = waiting.pop()
+        while stack:                              # the phrase on top is complete
+            grade, first, _ = stack.pop()
             grades[first, len(tokens) - 1] = grade
-            if not waiting:
-                due = "nothing, the tree is complete"
+            if not stack:
+                expected = "nothing, the tree is complete"
                 break
-            grade, first, left = waiting[-1]
-            due = ") after the second part" if left else "a space and the second part"
+            grade, first, left = stack[-1]
+            expected = ") after the second part" if left else "a space and the second part"
             if line[at:at + 1] != (")" if left else " "):
-                raise TextError(f"column {at + 1}: expected {due}, got {line[at:at + 9]!r}")
+                raise TextError(f"column {at + 1}: expected {expected}, got {line[at:at + 9]!r}")
             at += 1
             if not left:
-                waiting[-1] = (grade, first, (len(tokens) - 1, height))
-                due = "( and a grade from 0 to 4"
+                stack[-1] = (grade, first, (len(tokens) - 1, height))
+                expected = "( and a grade from 0 to 4"
                 break
             steps[left[0]] = height = 1 + max(left[1], height)
-    if waiting or at < len(line) or not tokens:
-        raise TextError(f"column {at + 1}: expected {due}, got {line[at:at + 9]!r}")
+    if stack or at < len(line) or not tokens:
+        raise TextError(f"column {at + 1}: expected {expected}, got {line[at:at + 9]!r}")
     return SentenceTree(grades[0, len(tokens) - 1], tuple(tokens), tuple(steps), grades)
 
 # %% ../../nbs/implementations/text.ipynb #d24893b3
@@ -139,7 +139,7 @@ def tree_line(
 # %% ../../nbs/implementations/text.ipynb #96955d08
 def binary(
     examples: Iterable[Sentence | SentenceTree],  # labels are grades
-) -> list[Sentence | SentenceTree]:        # labels are sentiments; neutral ones are gone
+) -> list[Sentence | SentenceTree]:        # labels are sentiments; neutral ones are removed
     "Convert the five-way task to the two-way task: SST-5 to SST-2."
     halves: dict = dict(zip(GRADES, ("negative", "negative", None, "positive", "positive")))
     return [example._replace(label=label) for example in examples
@@ -175,7 +175,7 @@ def lines_of(
     path: str | Path,            # plain, .xz, or an archive if there is a member
     member: str | None = None,   # of a .zip or .tar archive
 ) -> Iterator[str]:              # without line ends
-    "The lines of a file, cut at line feeds and nowhere else."
+    "The lines of a file, split at line feeds only."
     number = 0
     try:
         with ExitStack() as close:
@@ -183,8 +183,8 @@ def lines_of(
                 line = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield line.removesuffix("\n").removesuffix("\r")
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; `rvnnbook data list` says how each set "
-                               "is got") from None
+        raise MissingFileError(f"{path}: no such file; `rvnnbook data list` shows how to "
+                               "install each set") from None
     except UnicodeDecodeError as problem:
         raise TextError(f"{path}:{number}: not UTF-8 at byte {problem.start}") from None
     except KeyError as problem:
@@ -195,7 +195,7 @@ def lines_of(
 # %% ../../nbs/implementations/text.ipynb #e6c50da6
 def read_lines(
     path: str | Path,            # plain, .xz, or an archive if there is a member
-    parse: Callable,             # parse(line): an example, or None, which leaves the line out
+    parse: Callable,             # parse(line): an example, or None to skip the line
     member: str | None = None,   # of a .zip or .tar archive
 ) -> list:                       # at least one example
     "Read a file with an example in every line."
@@ -221,7 +221,7 @@ def read_trees(
 # %% ../../nbs/implementations/text.ipynb #ed2fec05
 def read_numbered(
     path: str | Path,            # lines of a number, a space and a sentence
-    labels: Sequence[str],       # what 0, 1, 2, ... mean
+    labels: Sequence[str],       # the labels of 0, 1, 2, ...
 ) -> list[Sentence]:
     "Read a file of tokenised sentences behind the numbers of their labels."
     def parse(line):
@@ -306,10 +306,10 @@ def vocabulary_for(
 
 # %% ../../nbs/implementations/text.ipynb #02c016bb
 def write_vocabulary(
-    path: str | Path,            # where to
+    path: str | Path,            # target file
     vocabulary: Vocabulary,      # tokens in their order
 ) -> Path:                       # the file written
-    "Write a vocabulary; the file appears whole or not at all."
+    "Write a vocabulary, atomically."
     content = {"unknown": vocabulary.unknown, "tokens": vocabulary.tokens}
     return write_whole(Path(path), json.dumps(content, ensure_ascii=False).encode() + b"\n")
 
@@ -321,7 +321,7 @@ def read_vocabulary(
     try:
         content = json.loads("\n".join(lines_of(path)))
         if not all(isinstance(token, str) for token in content["tokens"]):
-            raise ValueError("a token that is no text")
+            raise ValueError("a token is not a string")
         return Vocabulary(content["tokens"], content["unknown"])
     except MissingFileError:
         raise
@@ -331,7 +331,7 @@ def read_vocabulary(
 # %% ../../nbs/implementations/text.ipynb #34fa76e9
 class TextBatch(NamedTuple):
     "A batch of examples; for pairs, the axis after B is left and right."
-    ids: "torch.Tensor"     # token numbers, 0 on padding, (B, N) or (B, 2, N) int64
+    ids: "torch.Tensor"     # token ids, 0 on padding, (B, N) or (B, 2, N) int64
     mask: "torch.Tensor"    # True = token, of the same shape, bool
     trees: "torch.Tensor"   # composition steps, 0 where there is no tree, of the same shape
     labels: "torch.Tensor"  # indices in the tuple of labels, (B,) int64
@@ -375,24 +375,24 @@ def collate_text(
 ADJECTIVES: dict[str, int] = {"awful": 0, "dull": 1, "long": 2, "funny": 3, "superb": 4}
 
 
-def opinion(
+def random_review(
     random: Random,          # random number generator
     levels: int = 3,         # maximum nesting depth of but
 ) -> tuple[int, str]:        # the grade of the whole, its line
-    "Generate a random sentence in the treebank's format."
+    "Generate a random review in the treebank's format."
     def join(grade, left, right): return grade, f"({grade} {left[1]} {right[1]})"
     def leaf(word, grade=2): return grade, f"({grade} {word})"
     if levels and random.random() < .4:
-        first, second = opinion(random, levels - 1), opinion(random, levels - 1)
+        first, second = random_review(random, levels - 1), random_review(random, levels - 1)
         rest = join(second[0], leaf(","), join(second[0], leaf("but"), second))
         return join(second[0], first, rest)
-    said = leaf(*random.choice(list(ADJECTIVES.items())))
+    phrase = leaf(*random.choice(list(ADJECTIVES.items())))
     if random.random() < .4:
-        said = join({1: 0, 3: 4}.get(said[0], said[0]), leaf("very"), said)
+        phrase = join({1: 0, 3: 4}.get(phrase[0], phrase[0]), leaf("very"), phrase)
     if random.random() < .4:
-        said = join(4 - said[0], leaf("not"), said)
+        phrase = join(4 - phrase[0], leaf("not"), phrase)
     about = join(2, leaf("the"), leaf(random.choice(["film", "end", "plot"])))
-    return join(said[0], about, join(said[0], leaf("is"), said))
+    return join(phrase[0], about, join(phrase[0], leaf("is"), phrase))
 
 
 def make_trees(
@@ -402,7 +402,7 @@ def make_trees(
 ) -> list[SentenceTree]:     # may contain duplicates
     "Generate a synthetic treebank."
     random = Random(seed)
-    return [parse_tree(opinion(random, levels)[1]) for _ in range(count)]
+    return [parse_tree(random_review(random, levels)[1]) for _ in range(count)]
 
 # %% ../../nbs/implementations/text.ipynb #eaf4f188
 def subtrees(
