@@ -32,10 +32,10 @@ TOKEN_IDS: dict[str, int] = {token: index for index, token in enumerate(VOCABULA
 
 # %% ../../nbs/implementations/logic.ipynb #42e113f8
 class LogicError(ValueError):
-    "A formula, a pair, a file or a request that has no meaning here."
+    "An invalid formula, pair, file or argument."
 
 
-EXPECTED: dict[str, str] = {                  # what is due: how an error names it
+EXPECTED: dict[str, str] = {                  # what may follow -> its name in error messages
     "formula": "a variable or (", "inside": "a variable, ( or not", "(": "(",
     "connective": "and or or", ")": ")", "not )": ")", "and )": ")", "or )": ")",
     "end": "nothing, the formula has ended",
@@ -44,36 +44,36 @@ EXPECTED: dict[str, str] = {                  # what is due: how an error names 
 # %% ../../nbs/implementations/logic.ipynb #03ee9e79
 def fold_formula(
     tokens: Sequence[str],  # w, one formula, (n,)
-    leaf: Callable,         # leaf(variable): what a variable is worth
-    negate: Callable,       # negate(worth): what a negation is worth
-    join: Callable,         # join(left, connective, right): what a connective makes of two
-) -> Any:                   # what the whole formula is worth
-    "Visit a formula from the bottom up, or say where it is none (Bowman et al. 2015)."
-    waiting, worths = ["formula"], []
+    leaf: Callable,         # leaf(variable): value of a variable
+    negate: Callable,       # negate(value): value of a negation
+    join: Callable,         # join(left, connective, right): value of a connective
+) -> Any:                   # value of the whole formula
+    "Fold a formula bottom-up; raise LogicError if it is malformed (Bowman et al. 2015)."
+    stack, values = ["formula"], []
     for position, token in enumerate(tokens):
-        due = waiting.pop() if waiting else "end"
-        if token in VARIABLES and due in ("formula", "inside"):
-            worths.append(leaf(token))
-            waiting += ["("] if due == "inside" else []
-        elif token == "(" and due in ("formula", "inside"):
-            waiting += ["(", "inside"] if due == "inside" else ["inside"]
-        elif token == "(" == due:
-            waiting.append("connective")
-        elif token == "not" and due == "inside":
-            waiting += ["not )", "formula"]
-        elif token in ("and", "or") and due == "connective":
-            waiting += [token + " )", ")", "formula"]
-        elif token != ")" or EXPECTED[due] != ")":
-            raise LogicError(f"token {position} is {token[:20]!r}, expected {EXPECTED[due]}")
-        elif due == "not )":
-            worths.append(negate(worths.pop()))
-        elif due != ")":
-            right = worths.pop()
-            worths.append(join(worths.pop(), due.split()[0], right))
-    if waiting:
+        expected = stack.pop() if stack else "end"
+        if token in VARIABLES and expected in ("formula", "inside"):
+            values.append(leaf(token))
+            stack += ["("] if expected == "inside" else []
+        elif token == "(" and expected in ("formula", "inside"):
+            stack += ["(", "inside"] if expected == "inside" else ["inside"]
+        elif token == "(" == expected:
+            stack.append("connective")
+        elif token == "not" and expected == "inside":
+            stack += ["not )", "formula"]
+        elif token in ("and", "or") and expected == "connective":
+            stack += [token + " )", ")", "formula"]
+        elif token != ")" or EXPECTED[expected] != ")":
+            raise LogicError(f"token {position} is {token[:20]!r}, expected {EXPECTED[expected]}")
+        elif expected == "not )":
+            values.append(negate(values.pop()))
+        elif expected != ")":
+            right = values.pop()
+            values.append(join(values.pop(), expected.split()[0], right))
+    if stack:
         raise LogicError(f"the formula ends after {len(tokens)} tokens, "
-                         f"expected {EXPECTED[waiting[-1]]}")
-    return worths[0]
+                         f"expected {EXPECTED[stack[-1]]}")
+    return values[0]
 
 # %% ../../nbs/implementations/logic.ipynb #1b56e7db
 def parse(
@@ -125,14 +125,14 @@ REGIONS: dict[str, tuple[bool, ...]] = {      # which are not empty: both, left,
     "^": (False, True, True, False), "|": (False, True, True, True),
     "v": (True, True, True, False),
 }
-RELATIONS: tuple[str, ...] = tuple(REGIONS)   # the number of a label is its place
+RELATIONS: tuple[str, ...] = tuple(REGIONS)   # the id of a label is its index
 
 
 def relation(
     left: int,    # truth table, 64 bits
     right: int,   # truth table, 64 bits
 ) -> str:         # one of RELATIONS
-    "How two formulas are related (Bowman et al. 2015, Table 1)."
+    "The relation of two formulas (Bowman et al. 2015, Table 1)."
     regions = (left & right, left & ~right, right & ~left, EVERYWHERE & ~(left | right))
     for name, filled in REGIONS.items():
         if filled == tuple(map(bool, regions)):
@@ -143,8 +143,8 @@ def relation(
 def relations(
     left: np.ndarray,    # truth tables, (B,) uint64
     right: np.ndarray,   # truth tables, (B,) uint64
-) -> np.ndarray:         # places in RELATIONS, -1 where there is no relation, (B,) int64
-    "How the formulas of many pairs are related, all at once."
+) -> np.ndarray:         # indices in RELATIONS, -1 where there is no relation, (B,) int64
+    "The relations of many pairs of formulas, vectorized."
     names = np.full((2, 2, 2, 2), -1)
     for number, filled in enumerate(REGIONS.values()):
         names[tuple(map(int, filled))] = number
@@ -153,7 +153,7 @@ def relations(
 
 # %% ../../nbs/implementations/logic.ipynb #3f813fd7
 class LogicPair(NamedTuple):
-    "Two formulas and how the left one is related to the right one."
+    "Two formulas and the relation of the left one to the right one."
     label: str                # one of RELATIONS
     left: tuple[str, ...]     # w, (n1,)
     right: tuple[str, ...]    # w, (n2,)
@@ -162,7 +162,7 @@ class LogicPair(NamedTuple):
 def fields_of(
     line: bytes,              # label, tab, left formula, tab, right formula
 ) -> list[str]:               # label, left, right
-    "Take a line apart; the formulas are not looked at."
+    "Split a line into its fields; the formulas are not parsed."
     fields = split_fields(line, LogicError)
     if len(fields) != 3:
         raise LogicError("expected three fields, label, left and right formula, with tabs "
@@ -173,11 +173,11 @@ def fields_of(
 
 # %% ../../nbs/implementations/logic.ipynb #ff270e03
 def check_relation_labels(
-    pairs: Sequence[LogicPair],  # what the lines say
+    pairs: Sequence[LogicPair],  # pairs, one a line
     tables: Sequence,         # truth tables of both sides, (B, 2)
-    name: str,                # what errors call the source
+    name: str,                # name of the source in errors
 ) -> None:
-    "Refuse the first line whose label is not the relation of its formulas."
+    "Raise an error for the first line whose label is not the relation of its formulas."
     left, right = np.array(tables, np.uint64).reshape(-1, 2).T
     found = relations(left, right)
     wrong = found != np.array([RELATIONS.index(pair.label) for pair in pairs], int)
@@ -190,9 +190,9 @@ def check_relation_labels(
 # %% ../../nbs/implementations/logic.ipynb #3da575d4
 def parse_lines(
     lines: Iterable[bytes],   # label, tab, left, tab, right
-    name: str = "line",       # what errors call the source; the number of the line follows
+    name: str = "line",       # name of the source in errors, before the line number
 ) -> list[LogicPair]:         # one a line
-    "Read lines of pairs and check everything about them."
+    "Parse lines of pairs; validate formulas and labels."
     pairs, tables, known = [], [], {}
     for number, line in enumerate(lines, 1):
         try:
@@ -211,21 +211,21 @@ def parse_lines(
 
 # %% ../../nbs/implementations/logic.ipynb #6b15b82b
 class MissingFileError(LogicError, FileNotFoundError):
-    "A file of pairs that is not there."
+    "A missing file of pairs."
 
 
 def read_pairs(
     path: str | Path,         # a file of the published format, plain or .xz
 ) -> list[LogicPair]:         # one a line
-    "Read a file of pairs and check every line of it."
+    "Read a file of pairs and validate every line."
     try:
         with open(path, "rb") as file:
             packed = file.read(6) == b"\xfd7zXZ\0"
         with lzma.open(path) if packed else open(path, "rb") as file:
             pairs = parse_lines(file, str(path))
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; draw pairs with make_files, or put the "
-                               "published files there") from None
+        raise MissingFileError(f"{path}: no such file; draw pairs with make_files, or install "
+                               "the published files") from None
     except (lzma.LZMAError, EOFError) as problem:
         raise LogicError(f"{path}: compressed data damaged or cut short ({problem})") from None
     except OSError as problem:
@@ -236,10 +236,10 @@ def read_pairs(
 
 # %% ../../nbs/implementations/logic.ipynb #228f9d41
 def write_pairs(
-    path: str | Path,         # where to; compressed if the name ends in .xz
+    path: str | Path,         # target file; compressed if the name ends in .xz
     pairs: Iterable[LogicPair],  # at least one
 ) -> Path:                    # the file written
-    "Write pairs in the published format; the file appears whole or not at all."
+    "Write pairs in the published format, atomically."
     lines = ["\t".join((label, " ".join(left), " ".join(right))).encode() + b"\n"
              for label, left, right in pairs]
     if not parse_lines(lines, str(path)):
@@ -251,8 +251,8 @@ def write_pairs(
 # %% ../../nbs/implementations/logic.ipynb #71cb7058
 def operators(
     tokens: Sequence[str],   # w, one formula, (n,)
-) -> int:                    # how many of and, or, not it has
-    "The size of a formula, by which the published files are cut."
+) -> int:                    # number of and, or, not
+    "The size of a formula, by which the published files are divided."
     return sum(token in ("and", "or", "not") for token in tokens)
 
 
@@ -267,10 +267,10 @@ FILES: tuple[str, ...] = tuple(f"{part}{k}" for part in ("train", "test") for k 
 
 # %% ../../nbs/implementations/logic.ipynb #b4f6821d
 def published_logic(
-    folder: str | Path | None = None,    # where; None: propositionallogic in the data folder
-    names: Iterable[str] = FILES,        # which of them
+    folder: str | Path | None = None,    # None: propositionallogic in the data folder
+    names: Iterable[str] = FILES,        # names of files
 ) -> dict[str, list[LogicPair]]:         # name -> pairs
-    "The published files, every line checked (Bowman et al. 2015, cut by Shen et al. 2019)."
+    "The published files, validated (Bowman et al. 2015, divided by Shen et al. 2019)."
     folder = data_folder() / "propositionallogic" if folder is None else Path(folder)
     files = {}
     for name in names:
@@ -279,7 +279,7 @@ def published_logic(
         for row, pair in enumerate(files[name], 1):
             if f"{file_number(pair)}" != name.removeprefix("train").removeprefix("test"):
                 raise LogicError(f"{folder / name}:{row}: a pair with {file_number(pair)} "
-                                 "operators does not belong here")
+                                 "operators does not belong in this file")
     return files
 
 # %% ../../nbs/implementations/logic.ipynb #3bf47c33
@@ -335,10 +335,10 @@ def connect(
 
 # %% ../../nbs/implementations/logic.ipynb #3b9a3b98
 def grow_formula(
-    random: np.random.Generator,            # source of chance
-    pool: np.ndarray,                       # numbers of the variables to use, (B, V) in 0 to 5
-    operator_probability: float = 4 / 9,    # that a place above the last level is a connective
-    negation_probability: float = 1 / 3,    # that a place is negated
+    random: np.random.Generator,            # random number generator
+    pool: np.ndarray,                       # indices of the variables to use, (B, V) in 0 to 5
+    operator_probability: float = 4 / 9,    # of a connective, above the last level
+    negation_probability: float = 1 / 3,    # of a negation
     levels: int = 4,                        # levels of the tree, 1 to 4
 ) -> Drawn:                                 # (B,)
     "Draw a formula from each pool of variables (Bowman et al. 2015)."
@@ -359,10 +359,10 @@ def grow_formula(
 # %% ../../nbs/implementations/logic.ipynb #3253c12c
 @lru_cache(2**16)
 def spell(
-    code: int,                # of one formula, as `grow` draws it
+    code: int,                # of one formula, from `grow_formula`
     levels: int = 4,          # levels of its tree
 ) -> tuple[str, ...]:         # w, (n,)
-    "The tokens of a formula that was drawn."
+    "Decode the tokens of a drawn formula."
     symbol, negated, rest, bits = code & 7, code & 8, code >> 4, 4 * (2**(levels - 1) - 1)
     if symbol < 6:
         tokens = (VARIABLES[symbol],)
@@ -373,10 +373,10 @@ def spell(
 
 # %% ../../nbs/implementations/logic.ipynb #1c5d9ab6
 def draw_formula(
-    random: np.random.Generator,  # source of chance
-    count: int,                   # pairs to draw, of which those without relation are dropped
-    variables: int = 4,           # how many of the six a pair may use, 1 to 6
-    **chances,                    # of `grow`: operator_probability, negation_probability
+    random: np.random.Generator,  # random number generator
+    count: int,                   # pairs to draw; those without a relation are removed
+    variables: int = 4,           # largest number of variables of a pair, 1 to 6
+    **chances,                    # of `grow_formula`: operator_probability, negation_probability
 ) -> Drawn:                       # left and right, (2, B)
     "Draw pairs of formulas over common variables (Bowman et al. 2015)."
     pool = random.permuted(np.tile(np.arange(6), (count, 1)), axis=1)[:, :variables]
@@ -387,20 +387,20 @@ def draw_formula(
 
 # %% ../../nbs/implementations/logic.ipynb #91b74851
 def stream_pairs(
-    seed: int,                    # what the pairs follow from
-    **rules,                      # of `draw`: variables, operator_probability, ...
-) -> Iterator[Drawn]:             # some thousand pairs each, (2, B)
-    "Pairs without end, in pieces."
+    seed: int,                    # seed of the draws
+    **rules,                      # of `draw_formula`: variables, operator_probability, ...
+) -> Iterator[Drawn]:             # up to 4096 pairs each, (2, B)
+    "An infinite stream of pairs, in batches."
     random = np.random.default_rng(seed)
     while True:
         yield draw_formula(random, 4096, **rules)
 
 
 def draw_pairs(
-    seed: int,                    # what the pairs follow from
-    **rules,                      # of `draw`: variables, operator_probability, ...
-) -> Iterator[LogicPair]:         # the same pair may come again
-    "Pairs without end, one by one."
+    seed: int,                    # seed of the draws
+    **rules,                      # of `draw_formula`: variables, operator_probability, ...
+) -> Iterator[LogicPair]:         # pairs may repeat
+    "An infinite stream of pairs, one by one."
     for drawn in stream_pairs(seed, **rules):
         labels = relations(*drawn.table)
         for label, left, right in zip(labels.tolist(), *drawn.code.tolist()):
@@ -410,9 +410,9 @@ def draw_pairs(
 def first_seen(
     drawn: Drawn,    # pairs, (2, B)
 ) -> Drawn:          # (2, <= B)
-    "Each pair once, in the order in which they came."
+    "Remove repeated pairs; the first of each stays, in order."
     left, right = drawn.code
-    order = np.lexsort((right, left))               # equal pairs side by side, the first first
+    order = np.lexsort((right, left))               # equal pairs adjacent, in their order
     new = np.ones(len(order), bool)
     new[1:] = (np.diff(left[order]) != 0) | (np.diff(right[order]) != 0)
     kept = np.sort(order[new])
@@ -421,10 +421,10 @@ def first_seen(
 # %% ../../nbs/implementations/logic.ipynb #811ae4d7
 def draw_many(
     draws: int,      # pairs to draw, >= 1
-    seed: int,       # what they follow from
-    **rules,         # of `draw`: variables, operator_probability, ...
+    seed: int,       # seed of the draws
+    **rules,         # of `draw_formula`: variables, operator_probability, ...
 ) -> Drawn:          # (2, draws)
-    "So many pairs as arrays."
+    "Draw a number of pairs as arrays."
     pieces, stream = [], stream_pairs(seed, **rules)
     while sum(drawn.code.shape[1] for drawn in pieces) < draws:
         pieces.append(next(stream))
@@ -439,11 +439,11 @@ def numbered(
 
 # %% ../../nbs/implementations/logic.ipynb #711cd822
 def make_files(
-    draws: int = 500_000,     # pairs to draw, >= 1, before those seen before are dropped
-    seed: int = 0,            # what they follow from
-    **rules,                  # of `draw`: variables, operator_probability, ...
-) -> dict[str, list[LogicPair]]:  # name -> pairs, as `published` returns them
-    "Draw a data set as the published one was drawn (Bowman et al. 2015)."
+    draws: int = 500_000,     # pairs to draw, >= 1, before repeated ones are removed
+    seed: int = 0,            # seed of the draws
+    **rules,                  # of `draw_formula`: variables, operator_probability, ...
+) -> dict[str, list[LogicPair]]:  # name -> pairs, as from `published_logic`
+    "Generate a data set by the rules of the published one (Bowman et al. 2015)."
     drawn = first_seen(draw_many(draws, seed, **rules))
     pairs = [LogicPair(RELATIONS[label], spell(left), spell(right)) for label, left, right
              in zip(relations(*drawn.table).tolist(), *drawn.code.tolist())]
@@ -478,7 +478,7 @@ PUBLISHED: dict[str, list] = {     # counted in the files of Bowman et al. and S
 }
 
 # %% ../../nbs/implementations/logic.ipynb #23b111bb
-PATTERNS: dict[str, tuple[str, ...]] = {          # texts, one of which makes the pattern
+PATTERNS: dict[str, tuple[str, ...]] = {          # texts; one of them suffices
     "A": ("( and ( not a ) )",),
     "B": ("( and ( not",),
     "C": ("( and ( not", "( or ( not"),
@@ -489,7 +489,7 @@ def has_pattern(
     tokens: Sequence[str],    # w, one formula, (n,)
     split: str,               # A, B or C
 ) -> bool:
-    "Whether a formula contains what the split holds out of training (crvnn §4.1.2)."
+    "Whether a formula contains the pattern that a split excludes (crvnn §4.1.2)."
     if split not in PATTERNS:
         raise LogicError(f"unknown split {split!r}; known: {', '.join(PATTERNS)}")
     text = " ".join(tokens)
@@ -523,7 +523,7 @@ def formula_steps(
     brackets: bool = True,    # whether brackets are leaves of the tree, or left out
 ) -> list[int]:               # round in which each leaf is sent right, 0 for the last
     "The gold tree of a formula as composition steps."
-    steps, groups = [], [[]]                             # groups that are open, newest last
+    steps, groups = [], [[]]                             # stack of open groups
     for token in tokens:
         if token == "(":
             groups.append([])
@@ -541,16 +541,16 @@ def formula_steps(
 # %% ../../nbs/implementations/logic.ipynb #3b1f4a31
 class LogicBatch(NamedTuple):
     "Several pairs as tensors; the second axis is left and right."
-    ids: "torch.Tensor"     # token numbers, 0 on padding, (B, 2, N) int64
+    ids: "torch.Tensor"     # token ids, 0 on padding, (B, 2, N) int64
     mask: "torch.Tensor"    # True = token, (B, 2, N) bool
     trees: "torch.Tensor"   # composition steps, 0 on last tokens and padding, (B, 2, N) int64
-    labels: "torch.Tensor"  # places in RELATIONS, (B,) int64
+    labels: "torch.Tensor"  # indices in RELATIONS, (B,) int64
 
 
 def pair_length(
     pair: LogicPair,        # two formulas
 ) -> int:                   # tokens of the longer side
-    "What a pair takes up in a batch."
+    "The length of a pair in a batch."
     return max(len(pair.left), len(pair.right))
 
 # %% ../../nbs/implementations/logic.ipynb #24761d15

@@ -190,8 +190,8 @@ def read_music(
             raise MusicError("its checksum is not that of the published file")
         return parse_music(raw)
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; `rvnnbook data get polymusic` fetches the "
-                               "published ones, and make_music makes music up") from None
+        raise MissingFileError(f"{path}: no such file; `rvnnbook data get polymusic` downloads the "
+                               "published ones, and make_music generates others") from None
     except OSError as problem:
         raise MusicError(f"{path}: cannot be read ({problem.strerror})") from None
     except MusicError as problem:
@@ -199,16 +199,16 @@ def read_music(
 
 # %% ../../nbs/implementations/music.ipynb #5b1fefa7
 def write_music(
-    path: str | Path,     # where to
+    path: str | Path,     # target file
     music: Music,         # at least one piece in every part
 ) -> Path:                # the file written
-    "Write a collection; the file appears whole or not at all."
+    "Write a collection, atomically."
     return write_whole(Path(path), pack_music(music))
 
 # %% ../../nbs/implementations/music.ipynb #d9cd1398
 def published_music(
     name: str,                         # one of COLLECTIONS
-    folder: str | Path | None = None,  # where; None: polymusic in the data folder
+    folder: str | Path | None = None,  # None: polymusic in the data folder
 ) -> Music:
     "A published collection with its published split (Boulanger-Lewandowski et al. 2012)."
     from rvnnbook.data.catalog import find_dataset
