@@ -39,7 +39,7 @@ TOKEN_IDS: dict[str, int] = {token: index for index, token in enumerate(VOCABULA
 
 # %% ../../nbs/implementations/listops.ipynb #a3ed6b66
 class ListOpsError(ValueError):
-    "An expression, a line, a file or a request that is not valid ListOps."
+    "An invalid expression, line, file or argument."
 
 
 class Example(NamedTuple):
@@ -66,35 +66,35 @@ def fold_expression(
     node: Callable[[int, list, int], Any],   # node(start, results, end): result of an operator
 ) -> Any:                   # result for the whole expression
     "Fold an expression bottom-up; raise ListOpsError if it is malformed."
-    rows, worth, ended = [], None, False
+    stack, value, ended = [], None, False
     for position, token in enumerate(tokens):
         if ended:
             raise ListOpsError(f"token {position}, {token[:20]}, "
                                "stands after the end of the expression")
         if token in OPERATORS:
-            rows.append((position, []))
+            stack.append((position, []))
             continue
         if token in DIGITS:
-            worth = leaf(position)
+            value = leaf(position)
         elif token != "]":
             raise ListOpsError(f"token {position} is {token[:20]!r}, "
                                f"which is none of {' '.join(VOCABULARY)}")
-        elif not rows:
+        elif not stack:
             raise ListOpsError(f"token {position}, ], closes no operator")
         else:
-            start, worths = rows.pop()
-            if not worths:
+            start, values = stack.pop()
+            if not values:
                 raise ListOpsError(f"token {start}, {tokens[start]}, has no argument")
-            worth = node(start, worths, position)
-        if rows:
-            rows[-1][1].append(worth)
+            value = node(start, values, position)
+        if stack:
+            stack[-1][1].append(value)
         else:
             ended = True
-    if rows:
-        raise ListOpsError(f"token {rows[-1][0]}, {tokens[rows[-1][0]]}, is never closed")
+    if stack:
+        raise ListOpsError(f"token {stack[-1][0]}, {tokens[stack[-1][0]]}, is never closed")
     if not ended:
         raise ListOpsError("the expression is empty")
-    return worth
+    return value
 
 # %% ../../nbs/implementations/listops.ipynb #ef87ff92
 def evaluate(
@@ -208,12 +208,12 @@ def is_test_expression(
 
 # %% ../../nbs/implementations/listops.ipynb #485a3cc3
 def collect_examples(
-    count: int,                              # expressions wanted, >= 0
+    count: int,                              # number of expressions, >= 0
     random: Random,                          # random number generator for the final shuffle
     propose: Callable,                       # propose(): an expression
     accept: Callable = lambda tokens: True,  # accept(tokens): whether to keep an expression
     exclude_test: bool = True,               # leave out expressions of the official test
-    patience: int = 2_000_000,               # rejected tokens, plus ten a draw, before giving up
+    patience: int = 2_000_000,               # rejected tokens, plus ten a draw, before an error
 ) -> list[tuple[str, ...]]:                  # different expressions in random order
     "Draw different expressions until there are enough, and shuffle them."
     seen, kept, wasted = (set(official_fingerprints()) if exclude_test else set()), [], 0
@@ -224,7 +224,7 @@ def collect_examples(
             wasted += len(tokens) + 10
             if wasted > patience:
                 raise ListOpsError(f"{len(kept)} of {count} found, then no new expression that "
-                                   "fits for a long time: ask for fewer or widen the bounds")
+                                   "fits for a long time: request fewer or widen the bounds")
             continue
         seen.add(key)
         kept.append(tokens)
@@ -234,7 +234,7 @@ def collect_examples(
 
 
 def unique_draws(
-    count: int,                 # expressions wanted, >= 0
+    count: int,                 # number of expressions, >= 0
     seed: int,                  # seed of the draws
     *,
     exclude_test: bool = True,  # leave out expressions of the official test
@@ -248,7 +248,7 @@ def unique_draws(
 
 # %% ../../nbs/implementations/listops.ipynb #77a4ef7e
 def max_min_examples(
-    count: int,           # expressions wanted, >= 0
+    count: int,           # number of expressions, >= 0
     seed: int,            # seed of the draws
     shortest: int = 4,    # fewest tokens
     longest: int = 20,    # most tokens
@@ -398,7 +398,7 @@ def split_bounds(
 
 # %% ../../nbs/implementations/listops.ipynb #310d413c
 def make_split(
-    count: int,                                # examples wanted, >= 0
+    count: int,                                # number of examples, >= 0
     seed: int,                                 # seed of the draws
     *,
     length: tuple[int, int] | None = None,     # n, fewest and most tokens; None: 1 to 1000
@@ -429,8 +429,8 @@ def bracketed(
     "Format an expression like the official files (Nangia & Bowman 2018)."
     counts, words, level = {}, [], 0
 
-    def count_arguments(start, worths, end):
-        counts[start] = len(worths)
+    def count_arguments(start, values, end):
+        counts[start] = len(values)
 
     fold_expression(tokens, lambda position: None, count_arguments)
     for position, token in enumerate(tokens):
@@ -454,7 +454,7 @@ class MissingFileError(ListOpsError, FileNotFoundError):
 def split_fields(
     line: bytes,           # one line of a file
     error: type[Exception],    # raised if it is not UTF-8
-) -> list[str]:            # what stands between its tabs
+) -> list[str]:            # texts between its tabs
     "Fields of a line."
     try:
         return line.decode("utf-8").rstrip("\r\n").split("\t")
@@ -494,8 +494,8 @@ def read_listops(
             for line in file:
                 examples.append(parse_line(line))
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; make one with make_split and write, or "
-                               "install the official test with "
+        raise MissingFileError(f"{path}: no such file; make one with make_split and "
+                               "write_listops, or install the official test with "
                                "`rvnnbook data add listops FILE`") from None
     except ListOpsError as problem:
         raise ListOpsError(f"{path}:{len(examples) + 1}: {problem}") from None
@@ -571,10 +571,10 @@ def install_official_test(
         raise ListOpsError(f"{path}: not the official test, which has 10000 lines; "
                            f"this file has {len(examples)}")
     if set(fingerprint_table(examples).tolist()) != official_fingerprints():
-        strangers = [i for i, (_, tokens) in enumerate(examples, 1)
-                     if not is_test_expression(tokens)]
+        other = [i for i, (_, tokens) in enumerate(examples, 1)
+                 if not is_test_expression(tokens)]
         raise ListOpsError(f"{path}: not the official test (release d20s), "
-                           + (f"which lacks the expression of line {strangers[0]}" if strangers
+                           + (f"which lacks the expression of line {other[0]}" if other
                               else "some lines occur twice"))
     return write_listops(official_path(), examples)
 

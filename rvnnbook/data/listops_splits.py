@@ -22,7 +22,7 @@ from rvnnbook.data.listops import (
 # %% ../../nbs/implementations/listops_splits.ipynb #50f5d782
 class ListOpsSplit(NamedTuple):
     "A set of expressions: its bounds, the settings of its generator, and its source."
-    size: int                              # examples in the paper's set
+    size: int                              # number of examples in the paper's set
     length: tuple[int, int]                # n, fewest and most tokens
     depth: tuple[int, int]                 # least and greatest number of nested operators
     source: str                            # where these numbers come from
@@ -30,15 +30,15 @@ class ListOpsSplit(NamedTuple):
     operator_probability: float = .25      # p, that an argument is an operator
     levels: int | None = None              # level of digits only; None: greatest depth + 1
     share: tuple[float, float] = (0., 1.)  # part of all expressions, by fingerprint, [low, high)
-    as_a_set: bool = False                 # drawn whole and shuffled, as the official data are
+    as_a_set: bool = False                 # drawn completely, then shuffled, as the official data
     official: bool = False                 # whether official test expressions may occur
     mixes: tuple[str, ...] = ()            # names of splits that are shuffled together
 
 
 def check_split(
-    split: ListOpsSplit,  # with any values
+    split: ListOpsSplit,  # a split
 ) -> ListOpsSplit:  # the same
-    "Refuse a split whose bounds make no sense."
+    "Raise an error if the bounds of a split are invalid."
     for name, kind in (("length", int), ("depth", int), ("arguments", int), ("share", float)):
         pair = getattr(split, name)
         if not (isinstance(pair, tuple) and len(pair) == 2
@@ -50,9 +50,9 @@ def check_split(
 
 # %% ../../nbs/implementations/listops_splits.ipynb #1445cf1a
 def rules(
-    split: ListOpsSplit,  # whose bounds and settings count
-) -> dict:  # of `draw`: max_depth, operator_probability, arguments
-    "The settings of the generator that draws a split."
+    split: ListOpsSplit,  # a split
+) -> dict:  # of `draw_expression`: max_depth, operator_probability, arguments
+    "The generator's settings for a split."
     return {"max_depth": split.levels or split.depth[1] + 1, "arguments": split.arguments,
             "operator_probability": split.operator_probability}
 
@@ -63,14 +63,14 @@ def length_sampler(
     deepest: int,  # greatest depth
     **settings,    # of `rules`
 ) -> LengthSampler:
-    "Table and sampler of a generator, made once."
+    "Sampler by length of a generator, cached."
     return LengthSampler(longest, deepest=deepest, **settings)
 
 
 def waste(
-    split: ListOpsSplit,  # whose bounds on the length count
+    split: ListOpsSplit,  # a split
 ) -> float:  # omega, >= 1; infinite where no expression has such a length
-    "How many tokens are drawn for each token kept, if one draws until the length fits."
+    "Tokens drawn for each token kept, when draws of other lengths are rejected."
     settings, mean = rules(split), 1.
     p, arguments = settings["operator_probability"], sum(split.arguments) / 2
     for _ in range(settings["max_depth"] - 1):
@@ -82,10 +82,10 @@ def waste(
 
 # %% ../../nbs/implementations/listops_splits.ipynb #1c331382
 def proposer(
-    split: ListOpsSplit,  # whose bounds and settings count
-    limit: float = 10.,  # omega from which drawing by length is the cheaper way
-) -> Callable:           # propose(random): an expression, most often of a length within bounds
-    "The cheaper of two ways to draw the expressions of a split."
+    split: ListOpsSplit,  # a split
+    limit: float = 10.,  # omega from which expressions are drawn by length
+) -> Callable:           # propose(random): an expression; its length may be out of bounds
+    "The cheaper of two samplers for a split: rejection of lengths, or drawing by length."
     settings, low, high = rules(split), *split.length
     if waste(split) < limit:
         return lambda random: draw_expression(random, **settings)
@@ -94,7 +94,7 @@ def proposer(
 
 # %% ../../nbs/implementations/listops_splits.ipynb #db6eaa27
 def belongs(
-    split: ListOpsSplit,    # whose bounds and share count
+    split: ListOpsSplit,    # a split
     tokens: Sequence[str],  # w, an expression of the split's generator, (n,)
 ) -> bool:
     "Whether an expression that the split's generator can draw belongs to the split."
@@ -109,11 +109,11 @@ def belongs(
 
 # %% ../../nbs/implementations/listops_splits.ipynb #e0f260cf
 class Fingerprints:
-    "A set of 64-bit numbers that only grows: eight bytes each, plus a small Python set."
+    "A set of 64-bit numbers without removal: eight bytes each, plus a small Python set."
 
     def __init__(
         self,
-        recent: int = 2**16,  # how many wait in the Python set before they are sorted in
+        recent: int = 2**16,  # size at which the Python set is merged into the array
     ):
         self.sorted, self.latest, self.recent = np.empty(0, np.uint64), set(), recent
 
@@ -123,8 +123,8 @@ class Fingerprints:
     def add(
         self,
         key: int,  # 64 bits, unsigned
-    ) -> bool:     # False if it was there already
-        "Add a number, and tell whether it is new."
+    ) -> bool:     # False if the set has it already
+        "Add a number; return whether it is new."
         at = self.sorted.searchsorted(np.uint64(key))
         if key in self.latest or at < len(self.sorted) and self.sorted[at] == np.uint64(key):
             return False
@@ -136,9 +136,9 @@ class Fingerprints:
 
 # %% ../../nbs/implementations/listops_splits.ipynb #a6f76ed3
 def stream_expressions(
-    split: ListOpsSplit,          # of any kind but a set or a mixture
+    split: ListOpsSplit,          # neither a set nor a mixture
     seed: int,                    # seed of the draws
-    patience: int = 5_000_000,    # tokens in vain, plus ten a draw, before giving up
+    patience: int = 5_000_000,    # rejected tokens, plus ten a draw, before an error
 ) -> Iterator[tuple[str, ...]]:   # different expressions, without end
     "Draw the expressions of a split one after the other, keeping fingerprints alone."
     random, seen, propose, wasted = Random(seed), Fingerprints(), proposer(split), 0
@@ -151,14 +151,14 @@ def stream_expressions(
             wasted += len(tokens) + 10
             if wasted > patience:
                 raise ListOpsError(f"{len(seen)} found, then no new expression of the split for a "
-                                   f"long time: ask for fewer or widen the bounds of {split}")
+                                   f"long time: request fewer or widen the bounds of {split}")
 
 # %% ../../nbs/implementations/listops_splits.ipynb #22343141
 def whole(
     split: ListOpsSplit,         # one with `as_a_set`
     seed: int,                   # seed of the draws
 ) -> list[tuple[str, ...]]:      # `size` different expressions in random order
-    "Draw a split as the official data were drawn: all of it, then shuffled."
+    "Draw a complete split, then shuffle it, as the official data."
     random, propose = Random(seed), proposer(split)
     return collect_examples(split.size, random, lambda: propose(random),
                             lambda tokens: belongs(split, tokens), exclude_test=False)
@@ -238,7 +238,7 @@ SPLITS: dict[str, ListOpsSplit] = {**LISTOPS_O, **LENGTHS, **ARGUMENTS, **LRA, *
 
 
 def mixture(
-    parts: Sequence[ListOpsSplit],       # what is shuffled together
+    parts: Sequence[ListOpsSplit],       # the splits to mix
     seed: int,                    # seed of the draws and of the order
 ) -> Iterator[tuple[str, ...]]:   # as many expressions as the parts have together
     "Shuffle splits together while they are drawn."
@@ -251,10 +251,10 @@ def mixture(
 
 
 def expressions(
-    split: ListOpsSplit,                 # of any kind
+    split: ListOpsSplit,                 # any split
     seed: int,                    # seed of the draws
 ) -> Iterator[tuple[str, ...]]:   # different expressions; without end, unless a set or a mixture
-    "The expressions of a split, in the way in which it is drawn."
+    "The expressions of any split: mixture, set or stream."
     if split.mixes:
         yield from mixture([SPLITS[name] for name in split.mixes], seed)
     else:
@@ -264,7 +264,7 @@ def expressions(
 def split_examples(
     split: str | ListOpsSplit,  # a name in `SPLITS`, or a split of your own
     seed: int,                 # seed of the draws
-    count: int | None = None,  # examples wanted; None: as many as the paper has
+    count: int | None = None,  # number of examples; None: as in the paper
 ) -> Iterator[Example]:        # different examples; the first ones do not depend on `count`
     "Examples of a split, one after the other."
     if isinstance(split, str):
