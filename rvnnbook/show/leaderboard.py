@@ -67,8 +67,8 @@ def scale_of(
     runs: Sequence[dict],          # records with the same parameters, one a seed
 ) -> str:                          # "width 128, at most 20 epochs, batches of 128; 3 seeds, ..."
     "Width, steps, batch, seeds and duration of a training, in one line."
-    asked = runs[0]["parameters"]
-    sizes = [words.format(asked[key]) for key, words in _SIZES.items() if asked.get(key)]
+    parameters = runs[0]["parameters"]
+    sizes = [text.format(parameters[key]) for key, text in _SIZES.items() if parameters.get(key)]
     minutes = sorted({max(1, round(run["wall_s"] / 60)) for run in runs})
     spent = " to ".join(dict.fromkeys(str(m) for m in (minutes[0], minutes[-1])))
     seeds = len({run["seed"] for run in runs})
@@ -78,7 +78,7 @@ def scale_of(
 
 # %% ../../nbs/workshop/leaderboard.ipynb #5ca1e005
 def _varied_settings(runs):
-    "Parameters in which runs differ; a sitting may end after any number of epochs or minutes."
+    "Parameters in which runs differ; `epochs` and `minutes` limit one session only."
     names = {name for run in runs for name in run["parameters"]} - {"epochs", "minutes"}
     return sorted(name for name in names
                   if len({str(run["parameters"].get(name)) for run in runs}) > 1)
@@ -89,7 +89,7 @@ def reached(
     columns: dict[str, tuple[str, str]], # title -> (split, metric)
     smallest: bool = False,              # whether the best value is the smallest
 ) -> dict[str, tuple[dict, list]]:       # row -> ({title: mean}, its records), best first
-    "Mean results over seeds, sorted by the first column; refuses to average different settings."
+    "Mean results over seeds, best first; raises ValueError for runs with different settings."
     groups = {}
     for record in records:
         if record["profile"] != "smoke":
@@ -131,8 +131,8 @@ def plain_table(
             f"<tbody>{''.join(row(line, 'td') for line in lines)}</tbody></table></div>")
 
 def reached_table(
-    rows: dict[str, tuple[dict, list]],  # what `reached` gave
-    percent: bool = True,                # shares as percent; False: numbers as they are
+    rows: dict[str, tuple[dict, list]],  # returned by `reached`
+    percent: bool = True,                # shares as percent; False: unchanged numbers
 ) -> str:                                # HTML
     "Results with the scale of every training beside them."
     titles = list(dict.fromkeys(title for means, _ in rows.values() for title in means))
@@ -186,10 +186,10 @@ def _draw_logic(ax, scores, most):
 
 # %% ../../nbs/workshop/leaderboard.ipynb #888bf3b7
 def length_figure(
-    scores: dict[str, dict],       # what length_scores gave
+    scores: dict[str, dict],       # returned by length_scores
     name: str = "fig-lengths",     # identifier on the page
     most: int = 7,                 # lines
-    paper=None,                    # a PaperTable of the papers' values, drawn as hollow marks
+    paper=None,                    # a PaperTable of the papers' values, drawn as hollow markers
 ) -> Figure:
     "Accuracy against the length of expressions, one line a model, seeds as bands."
     fig, ax = canvas(width=4.9, height=3.4)
@@ -200,7 +200,7 @@ def length_figure(
                           f"models from outside the book. Gray: lengths in training.{hollow}")
 
 def logic_figure(
-    scores: dict[str, dict],       # what logic_scores gave
+    scores: dict[str, dict],       # returned by logic_scores
     name: str = "fig-logic",       # identifier on the page
     most: int = 7,                 # lines
     scale: str = "",               # of the trainings, for the caption
@@ -244,7 +244,7 @@ def _score_lines(scores):
     return lines
 
 def scores_as_markdown(
-    scores: dict[str, dict],       # what length_scores gave
+    scores: dict[str, dict],       # returned by length_scores
 ) -> str:
     "Accuracy in percent, one line a model, as a Markdown table."
     head, *lines = _score_lines(scores)
@@ -252,7 +252,7 @@ def scores_as_markdown(
     return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in r) + " |" for r in rows)
 
 def scores_as_latex(
-    scores: dict[str, dict],       # what length_scores gave
+    scores: dict[str, dict],       # returned by length_scores
 ) -> str:                          # a tabular; no package is needed
     "Accuracy in percent, one line a model, as a LaTeX table."
     head, *lines = _score_lines(scores)
@@ -291,15 +291,15 @@ def write_leaderboard(
     Path(path).write_text(json.dumps({"format": FORMAT, "rows": rows}, indent=1) + "\n")
 
 def read_leaderboard(
-    path: Path,                    # what write_leaderboard wrote
+    path: Path,                    # written by write_leaderboard
 ) -> list[dict]:                   # rows
     "The rows of a leaderboard file; raises ValueError for a malformed one."
-    held = json.loads(Path(path).read_text())
-    if not isinstance(held, dict) or held.get("format") != FORMAT:
+    content = json.loads(Path(path).read_text())
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{Path(path).name} is no leaderboard of format {FORMAT}")
-    for number, row in enumerate(held["rows"]):
+    for number, row in enumerate(content["rows"]):
         wrong = [key for key, kind in _ROW.items() if not isinstance(row.get(key, ...), kind)]
         if wrong or not 0 <= row["accuracy"] <= 1:
             raise ValueError(f"{Path(path).name}, row {number}: "
                              f"{', '.join(wrong) or 'accuracy'} is missing or out of range")
-    return held["rows"]
+    return content["rows"]

@@ -20,7 +20,7 @@ COLORS = ["#0072b2", "#d55e00", "#009e73",    # blue, vermillion, green
 def canvas(
     width: float = 6,    # width of the figure, inches
     height: float = 3,   # height of the figure, inches
-    **subplots,          # passed on to `plt.subplots`: nrows, ncols, sharex, ...
+    **subplots,          # arguments of `plt.subplots`: nrows, ncols, sharex, ...
 ) -> tuple:              # the figure and its axes (an array of axes where there are several)
     "A matplotlib figure in the style of the book."
     import matplotlib.pyplot as plt
@@ -58,17 +58,17 @@ SAME_MODEL: dict[str, str] = {      # name in the registry -> name in the papers
 def model_look(
     model: str,    # name in the papers or in the registry
 ) -> dict:         # color, linestyle and marker, for `ax.plot`
-    "How a model is drawn in every figure; a model from outside the book is black."
+    "Color, line and marker of a model, the same in every figure; other models are black."
     default = {"color": "#000000", "linestyle": "-", "marker": "o"}
     return dict(LOOKS.get(SAME_MODEL.get(model, model), default))
 
 
 # %% ../../nbs/workshop/plots.ipynb #5d1f0a35
 def separate_heights(
-    heights: list[float],      # wanted, in [0, 1]
-    gap: float,                # least distance between two
+    heights: list[float],      # preferred heights, in [0, 1]
+    gap: float,                # smallest distance between two
 ) -> list[float]:              # in the same order
-    "Move heights apart: the order stays, and where there is room for all, so do the limits."
+    "Move heights apart in their order; within [0, 1] where all of them fit."
     order = sorted(range(len(heights)), key=lambda i: -heights[i])
     placed, last = list(heights), 1 + gap
     for i in order:
@@ -99,8 +99,8 @@ def label_ends(
 def svg_from_matplotlib(
     fig,        # a matplotlib figure; it is closed
     name: str,  # salt for the identifiers, the figure's name
-) -> str:       # an `<svg>` element, black replaced by the colour of the text
-    "Render a matplotlib figure as SVG that takes the colour of the page."
+) -> str:       # an `<svg>` element, black replaced by the color of the text
+    "Render a matplotlib figure as SVG in the text color of the page."
     import matplotlib.pyplot as plt
     from matplotlib.legend import Legend
     for legend in fig.findobj(Legend): legend.set_frame_on(False)
@@ -120,8 +120,8 @@ def svg_from_matplotlib(
 def own_ids(
     svg: str,   # an SVG or HTML fragment
     name: str,  # prefix, unique on the page
-) -> str:       # the same drawing with identifiers that cannot collide
-    "Prefix the identifiers that are referred to, drop the others."
+) -> str:       # the same drawing with identifiers unique on the page
+    "Prefix the identifiers that have references, and remove the others."
     ids = set(re.findall(r'\sid="([^"]+)"', svg))
     used = {ref for ref in re.findall(r'(?:url\(|href=")#([^")]+)', svg) if ref in ids}
     svg = re.sub(r'\sid="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
@@ -132,9 +132,9 @@ def own_ids(
 def inline(
     drawing: str,  # an `<svg>` element with a viewBox, or any other HTML
     name: str,     # prefix of its identifiers, unique on the page
-    alt: str,      # what the drawing shows, for readers who do not see it
-) -> str:          # HTML that can stand in a page
-    "Make a drawing fit to stand in a page: named, described, responsive."
+    alt: str,      # text alternative of the drawing
+) -> str:          # HTML to embed in a page
+    "Prepare a drawing for a page: unique identifiers, a description, a responsive width."
     drawing, label = own_ids(drawing.strip(), name), html.escape(alt)
     if not drawing.startswith("<svg"):
         return f'<div role="group" aria-label="{label}">{drawing}</div>'
@@ -153,8 +153,8 @@ class Figure:
     "A drawing with a name, a description and a caption, ready for a page."
     body: str     # HTML of the drawing
     name: str     # identifier of the figure on its page
-    alt: str      # what the drawing shows
-    caption: str  # what to see in it
+    alt: str      # text alternative of the drawing
+    caption: str  # text below the drawing
 
     def _repr_html_(self):
         return (f'<figure class="drawn" id="{self.name}">'
@@ -166,8 +166,8 @@ class Figure:
 # %% ../../nbs/workshop/plots.ipynb #61d3edf7
 def check_words(
     **words: str,  # name, alt and caption
-) -> None:         # raises ValueError where one of them is missing
-    "Refuse a figure that lacks its name, its description or its caption."
+) -> None:         # raises ValueError if one of them is missing
+    "Raise an error if a name, description or caption is missing, or a name is invalid."
     for key, text in words.items():
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"a figure needs {key}, got {text!r}")
@@ -180,10 +180,10 @@ def figure(
     drawing,       # a matplotlib figure (it is closed), or a string of SVG or HTML
     *,
     name: str,     # identifier on the page: small letters, digits and dashes, as in "fig-halting"
-    alt: str,      # what the drawing shows, for readers who do not see it
-    caption: str,  # what to see in it
-) -> Figure:       # displays itself as the last value of a cell
-    "A figure that follows the page's colour and width."
+    alt: str,      # text alternative of the drawing
+    caption: str,  # text below the drawing
+) -> Figure:       # displayed as the last value of a cell
+    "A figure in the text color of the page, as wide as the page allows."
     check_words(name=name, alt=alt, caption=caption)
     svg = drawing if isinstance(drawing, str) else svg_from_matplotlib(drawing, name)
     return Figure(inline(svg, name, alt), name, alt, caption)
@@ -195,7 +195,7 @@ def line_chart(
     height: float = 2.7,  # height of the figure, inches
     marks: str = "os^Dv", # markers, in turn; " " draws none
     colors: list | None = None,     # numbers of colors, one a line; None: in turn
-    **axes,               # passed on to `ax.set`: xlabel, ylabel, ylim, xticks, ...
+    **axes,               # arguments of `ax.set`: xlabel, ylabel, ylim, xticks, ...
 ):                        # a matplotlib figure
     "One line for each series, with a legend where there are several."
     fig, ax = canvas(width=width, height=height)
@@ -212,8 +212,8 @@ def bar_chart(
     bars: list | None = None,       # names of the bars of a group, for the legend
     width: float = 6.4,   # width of the figure, inches
     height: float = 2.6,  # height of the figure, inches
-    digits: int = 2,      # digits of the written values behind the point
-    **axes,               # passed on to `ax.set`: ylabel, ylim, ...
+    digits: int = 2,      # decimals of the written values
+    **axes,               # arguments of `ax.set`: ylabel, ylim, ...
 ):                        # a matplotlib figure
     "Groups of bars with their values; a color for each bar, or for each group without a legend."
     fig, ax = canvas(width=width, height=height)
@@ -260,9 +260,9 @@ def stacked_chart(
 
 # %% ../../nbs/workshop/plots.ipynb #a10c0008
 def box_size(
-    text: str,   # what stands in the box
+    text: str,   # text of the box
 ) -> tuple:      # half width, half height, inches
-    "Room for a text in letters of 9 points."
+    "Size of a box for a text of 9 points."
     rows = re.sub(r"\$|\\[a-z]+|[{}]", "", text).split("\n")
     return .04 * max(map(len, rows)) + .1, .075 * len(rows) + .08
 
@@ -270,7 +270,7 @@ def arrow_ends(
     start: tuple,  # x, y, half width, half height of a box
     end: tuple,    # the same of another box
 ) -> tuple:        # two points, on the sides that face each other
-    "Where an arrow between two boxes begins and ends."
+    "Start and end of an arrow between two boxes."
     (x1, y1, w1, h1), (x2, y2, w2, h2) = start, end
     right, up = (1 if x2 > x1 else -1), (1 if y2 > y1 else -1)
     if abs(x2 - x1) - w1 - w2 > abs(y2 - y1) - h1 - h2:
@@ -295,10 +295,10 @@ def block_diagram(
     low = base - .25 if loop else low
     fig, ax = canvas(width=right - left + .2, height=high - low + .2)
     for name, (x, y, text, color) in boxes.items():
-        ink, (w, h) = "black" if color is None else COLORS[color], edges[name][2:]
-        ax.add_patch(FancyBboxPatch((x - w, y - h), 2 * w, 2 * h, lw=1.5, edgecolor=ink,
+        edge_color, (w, h) = "black" if color is None else COLORS[color], edges[name][2:]
+        ax.add_patch(FancyBboxPatch((x - w, y - h), 2 * w, 2 * h, lw=1.5, edgecolor=edge_color,
                                     boxstyle="round,pad=0.02", gid=name,
-                                    facecolor="none" if color is None else ink + "22"))
+                                    facecolor="none" if color is None else edge_color + "22"))
         ax.text(x, y, text, ha="center", va="center", fontsize=9)
     for start, end, *rest in arrows:
         a, b = arrow_ends(edges[start], edges[end])
@@ -334,7 +334,7 @@ def draw_arrow(
 def soft_trees_chart(
     panels: dict,     # {title: (existence before each round, weights of each round)}
     tokens: list,     # below the columns, (N,)
-    rows: int,        # rounds to leave room for
+    rows: int,        # rounds on the vertical axis
 ):                    # a matplotlib figure
     "Existence (T + 1, N) and merge weights (T, N receivers, N senders) as lines of that width."
     fig, axes = canvas(width=2.55 * len(panels), height=3.8, ncols=len(panels), sharey=True,

@@ -13,8 +13,8 @@ from .plots import check_words, inline
 def frame_html(
     drawing: str,         # SVG or HTML of one frame
     name: str,            # prefix of its identifiers, unique on the page
-    alt: str,             # what the stepper shows
-    label: str,           # what this frame is, as in "round 2 of 3"
+    alt: str,             # text alternative of the stepper
+    label: str,           # name of the frame, such as "round 2 of 3"
     hidden: bool = False, # not shown on a screen until a script shows it
 ) -> str:                 # HTML
     "One frame with its label."
@@ -28,10 +28,10 @@ def player_html(
     frames: list,   # SVG or HTML strings
     labels: list,   # one a frame
     name: str,      # identifier of the figure on its page
-    alt: str,       # what the stepper shows
-    caption: str,   # what to see in it
-) -> str:           # HTML of a figure: the frames, of which the last shows, and the caption
-    "The figure that `_assets/player.js` gives its buttons and its slider."
+    alt: str,       # text alternative of the stepper
+    caption: str,   # text below the frames
+) -> str:           # HTML of a figure: the frames, the last one visible, and the caption
+    "The figure to which `_assets/player.js` adds buttons and a slider."
     last = len(frames) - 1
     shown = [frame_html(frame, f"{name}-{i}", alt, label, hidden=i < last)
              for i, (frame, label) in enumerate(zip(frames, labels))]
@@ -41,9 +41,9 @@ def player_html(
 # %% ../../nbs/workshop/steppers.ipynb #b116e0d9
 def controls(
     count: int,  # number of frames
-    name: str,   # name of the stepper, becomes a class of the play button and the slider
-) -> tuple:      # play, slider and the link that joins them
-    "A play button and a slider that turn pages in the browser alone."
+    name: str,   # name of the stepper, prefix of the classes of the play button and the slider
+) -> tuple:      # play button, slider and their link
+    "A play button and a slider, linked in the browser without Python."
     import ipywidgets
     play = ipywidgets.Play(min=0, max=count - 1, interval=1200, tooltip="Play the frames")
     slider = ipywidgets.IntSlider(min=0, max=count - 1, readout=False, description="frame",
@@ -54,14 +54,14 @@ def controls(
 
 # %% ../../nbs/workshop/steppers.ipynb #eafb7df8
 class Stepper:
-    "Frames, a way to turn them, and a caption; displays itself as the last value of a cell."
+    "Frames with controls and a caption; displayed as the last value of a cell."
     def __init__(
         self,
         frames: list,   # SVG or HTML strings
         labels: list,   # one a frame
         name: str,      # identifier on the page
-        alt: str,       # what the stepper shows
-        caption: str,   # what to see in it
+        alt: str,       # text alternative of the stepper
+        caption: str,   # text below the frames
     ):
         self.frames, self.labels = frames, labels
         self.name, self.alt, self.caption = name, alt, caption
@@ -69,13 +69,13 @@ class Stepper:
 
     @cached_property
     def widget(self):
-        "The same frames for a live notebook."
+        "The same frames as an ipywidget, for a live notebook."
         import ipywidgets
         pages = [ipywidgets.HTML(frame_html(frame, f"{self.name}-live{i}", self.alt, label))
                  for i, (frame, label) in enumerate(zip(self.frames, self.labels))]
-        play, slider, self.link = controls(len(self.frames), self.name)
+        play, slider, self.slider_link = controls(len(self.frames), self.name)
         stack = ipywidgets.Stack(pages, selected_index=0)
-        self.turn = ipywidgets.jslink((slider, "value"), (stack, "selected_index"))
+        self.frame_link = ipywidgets.jslink((slider, "value"), (stack, "selected_index"))
         caption = ipywidgets.HTML(html.escape(self.caption, quote=False))
         return ipywidgets.VBox([ipywidgets.HBox([play, slider]), stack, caption])
 
@@ -90,11 +90,11 @@ def stepper(
     frames: list,                # SVG or HTML strings, at least two
     *,
     name: str,                   # identifier on the page: small letters, digits and dashes
-    alt: str,                    # what the stepper shows, for readers who do not see it
-    caption: str,                # what to see in it
-    labels: list | None = None,  # one a frame; "step 1 of 3" and so on without
-) -> Stepper:                    # displays itself as the last value of a cell
-    "A stepper that needs no Python behind it."
+    alt: str,                    # text alternative of the stepper
+    caption: str,                # text below the frames
+    labels: list | None = None,  # one a frame; None: "step 1 of 3" and so on
+) -> Stepper:                    # displayed as the last value of a cell
+    "An interactive figure that shows one frame at a time and runs without Python."
     check_words(name=name, alt=alt, caption=caption)
     labels = labels or [f"step {i} of {len(frames)}" for i in range(1, len(frames) + 1)]
     if len(frames) < 2: raise ValueError(f"a stepper needs at least two frames, got {len(frames)}")

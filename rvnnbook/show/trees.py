@@ -25,7 +25,7 @@ def tree_spans(
         while receiver < n - 1 and steps[receiver] < step: receiver = right[receiver]
         right[sender] = receiver
         if steps[receiver] == step:
-            raise ValueError(f"positions {sender} and {receiver} are neighbours "
+            raise ValueError(f"positions {sender} and {receiver} are neighbors "
                              f"and both sent in round {step}")
         parents.append((first[sender], sender, receiver, step))
         first[receiver] = first[sender]
@@ -34,9 +34,9 @@ def tree_spans(
 # %% ../../nbs/workshop/trees.ipynb #a5316f90
 def bracket_string(
     steps: Sequence[int],   # round in which each position is sent right, (n,) or padded
-    tokens: Sequence,       # what stands at the leaves, (n,)
+    tokens: Sequence,       # texts of the leaves, (n,)
 ) -> str:                   # one bracket a parent
-    "Write a tree with brackets."
+    "Format a tree with brackets."
     opened, closed = [0] * len(tokens), [0] * len(tokens)
     for first, _, last, _ in tree_spans(list(steps)[:len(tokens)]):
         opened[first] += 1
@@ -46,10 +46,10 @@ def bracket_string(
 # %% ../../nbs/workshop/trees.ipynb #239d86d0
 def tree_layout(
     steps: Sequence[int],   # round in which each position is sent right, (n,)
-    tokens: Sequence[str],  # what stands at the leaves, (n,)
+    tokens: Sequence[str],  # texts of the leaves, (n,)
     row: int = 16,          # smallest distance between two rounds, pixels
 ) -> tuple:                 # places {(first, last): (x, y)}, edges (parent, child), (width, height)
-    "Where the nodes of a tree stand: spans to pixels."
+    "Positions of the nodes of a tree, in pixels."
     places, edges, at = {}, [], 8.
     parents = tree_spans(steps)
     rounds = max((round_ for *_, round_ in parents), default=0)
@@ -67,44 +67,45 @@ def tree_layout(
 
 # %% ../../nbs/workshop/trees.ipynb #90c8330c
 def node_mark(
-    x: float,       # centre, pixels
-    y: float,       # centre, pixels
-    text: str,      # what to write into the node, "" for a dot
-    ink: str,       # colour of its line
+    x: float,       # center, pixels
+    y: float,       # center, pixels
+    text: str,      # text of the node, "" for a dot
+    color: str,     # color of its line
     kind: str,      # "parent", or "label" for a box around a leaf's value
 ) -> str:           # SVG
     "One node: a dot, or a box with a text in it."
-    if not text: return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{ink}"/>'
+    if not text: return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>'
     half = max(11, 4.5 * len(text) + 6)
     page = "var(--pst-color-background, var(--jp-layout-color0, Canvas))"
     return (f'<g class="{kind}"><rect x="{x - half:.1f}" y="{y - 11:.1f}" width="{2 * half:.1f}" '
-            f'height="22" rx="8" stroke="{ink}" style="fill:{page}"/>'
-            f'<text x="{x:.1f}" y="{y + 5:.1f}" fill="{ink}">{html.escape(text)}</text></g>')
+            f'height="22" rx="8" stroke="{color}" style="fill:{page}"/>'
+            f'<text x="{x:.1f}" y="{y + 5:.1f}" fill="{color}">{html.escape(text)}</text></g>')
 
 # %% ../../nbs/workshop/trees.ipynb #c2fae4ac
 def tree_marks(
     steps: Sequence[int],   # round in which each position is sent right, (n,)
-    tokens: Sequence[str],  # what stands at the leaves, (n,)
+    tokens: Sequence[str],  # texts of the leaves, (n,)
     drawn: set,             # spans of the parents to draw
     labels: dict,           # {(first, last): text} to write into parents
-    marked: Sequence,       # spans to single out in colour
+    marked: Sequence,       # spans to draw in color
 ) -> tuple:                 # list of SVG marks, places of the nodes, (width, height)
-    "The lines, nodes and leaves of a tree, without the `<svg>` around them."
+    "SVG marks of a tree: lines, nodes and leaves."
     from rvnnbook.show.plots import COLORS
     places, edges, size = tree_layout(steps, tokens, row=30 if labels else 16)
-    coloured = set(map(tuple, marked))
-    ink = {span: COLORS[0] if span in coloured else "currentColor" for span in places}
+    colored = set(map(tuple, marked))
+    colors = {span: COLORS[0] if span in colored else "currentColor" for span in places}
     marks = []
     for parent, child in edges:
         if parent in drawn:
             (x1, y1), (x2, y2) = places[parent], places[child]
             end = y2 - 16 if child[0] == child[1] else y2
             marks.append(f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {end:.1f}" '
-                         f'stroke="{ink[parent]}" fill="none"/>')
-    marks += [node_mark(x, y, str(labels.get(span, "")), ink[span], "parent")
+                         f'stroke="{colors[parent]}" fill="none"/>')
+    marks += [node_mark(x, y, str(labels.get(span, "")), colors[span], "parent")
               for span, (x, y) in places.items() if span in drawn]
     marks += [f'<text class="leaf" x="{places[i, i][0]:.1f}" y="{places[i, i][1] + 5:.1f}" '
-              f'fill="{ink[i, i]}">{html.escape(token)}</text>' for i, token in enumerate(tokens)]
+              f'fill="{colors[i, i]}">{html.escape(token)}</text>'
+              for i, token in enumerate(tokens)]
     return marks, places, size
 
 def tree_svg(
@@ -120,10 +121,10 @@ def tree_svg(
 # %% ../../nbs/workshop/trees.ipynb #d28c07c9
 def tree_drawing(
     steps: Sequence[int],        # round in which each position is sent right, (n,) or padded
-    tokens: Sequence,            # what stands at the leaves, (n,)
+    tokens: Sequence,            # texts of the leaves, (n,)
     labels: dict | None = None,  # {(first, last): text} to write into parents, by span
     upto: int | None = None,     # draw the parents of rounds 1 to `upto` only
-    marked: Sequence = (),       # spans to single out in colour: parents, or leaves as (i, i)
+    marked: Sequence = (),       # spans to draw in color: parents, or leaves as (i, i)
 ) -> str:                        # an `<svg>` element
     "Draw a binary tree, each parent as high as its round."
     steps, tokens = list(steps)[:len(tokens)], [str(token) for token in tokens]
@@ -134,19 +135,19 @@ def tree_drawing(
 
 # %% ../../nbs/workshop/trees.ipynb #a5534acc
 def rounds_drawing(
-    contents: Sequence[str],           # what stands at each position, (n,)
+    contents: Sequence[str],           # text of each position, (n,)
     exists: Sequence[float],           # e, existence, (n,) in [0, 1]
     composes: Sequence[float],         # c, composition probabilities, (n,) in [0, 1]; arrows if > 0
-    room: Sequence[int] | None = None, # characters to leave for each content, (n,); None: its own
+    room: Sequence[int] | None = None, # width of each box in characters, (n,); None: of its text
 ) -> str:                              # an `<svg>` element
-    "Draw one round of composing among positions (crvnn Table 1)."
+    "Draw one round of composition as a row of positions (crvnn Table 1)."
     from rvnnbook.show.plots import COLORS
-    marks, centres, at = [], [], 8.0
+    marks, centers, at = [], [], 8.0
     for i, (text, e, c) in enumerate(zip(contents, exists, composes)):
         wide = max(46.0, 7.4 * (room[i] if room else len(text)) + 16)
-        centres.append(at + wide / 2)
+        centers.append(at + wide / 2)
         dashes = "" if e > 0 else ' stroke-dasharray="4 4"'
-        x = f'x="{centres[i]:.1f}"'
+        x = f'x="{centers[i]:.1f}"'
         marks.append(f'<g class="position"><rect x="{at:.1f}" y="58" width="{wide:.1f}" '
                      'height="34" rx="6" fill="none" stroke="currentColor" '
                      f'stroke-opacity="{max(e, .4):.2f}"{dashes}/>'
@@ -158,7 +159,7 @@ def rounds_drawing(
     for i, c in enumerate(composes):
         j = next((j for j in range(i + 1, len(contents)) if exists[j] > 0), None)
         if c > 0 and j is not None:
-            a, b, top = centres[i], centres[j] - 6, 54 - min(44, 14 + 10 * (j - i))
+            a, b, top = centers[i], centers[j] - 6, 54 - min(44, 14 + 10 * (j - i))
             marks.append(f'<g class="sent" stroke="{COLORS[0]}" stroke-opacity="{max(c, .3):.2f}" '
                          'fill="none" stroke-width="2">'
                          f'<path d="M{a:.1f} 56C{a:.1f} {top:.1f} {b:.1f} {top:.1f} {b:.1f} 52"/>'
@@ -169,18 +170,18 @@ def rounds_drawing(
 
 # %% ../../nbs/workshop/trees.ipynb #336c9d5f
 def level_bars(
-    name: str,               # what the row shows, one letter
+    name: str,               # name of the row, one letter
     levels: Sequence[float], # height of each filling, (n,) in [0, 1]
-    centres: Sequence[float],# where they stand, (n,) pixels
+    centers: Sequence[float],# of the bars, (n,) pixels
     top: float,              # upper edge, pixels
-    ink: str,                # colour of the filling
+    color: str,              # color of the filling
 ) -> list[str]:              # SVG marks
     "A row of bars, filled to a level that is written below each."
-    marks = [f'<text x="6" y="{top + 22:.1f}" font-size="12" fill="{ink}">{name}</text>']
-    for x, level in zip(centres, levels):
+    marks = [f'<text x="6" y="{top + 22:.1f}" font-size="12" fill="{color}">{name}</text>']
+    for x, level in zip(centers, levels):
         full = 30 * min(max(float(level), 0), 1)
         marks.append(f'<g class="level"><rect x="{x - 8:.1f}" y="{top + 30 - full:.1f}" width="16" '
-                     f'height="{full:.1f}" fill="{ink}"/>'
+                     f'height="{full:.1f}" fill="{color}"/>'
                      f'<rect x="{x - 8:.1f}" y="{top:.1f}" width="16" height="30" fill="none" '
                      'stroke="currentColor" stroke-opacity="0.5"/>'
                      f'<text x="{x:.1f}" y="{top + 42:.1f}" font-size="10" '
@@ -189,14 +190,14 @@ def level_bars(
 
 # %% ../../nbs/workshop/trees.ipynb #dbe8c5e7
 def soft_round_drawing(
-    steps: Sequence[int],        # of the tree that is found in the end, (n,) or padded
-    tokens: Sequence,            # what stands at the leaves, (n,)
+    steps: Sequence[int],        # of the final tree, (n,) or padded
+    tokens: Sequence,            # texts of the leaves, (n,)
     exists: Sequence[float],     # e before the round, (n,) in [0, 1]
     composes: Sequence[float],   # c in the round, (n,) in [0, 1]
     before: Sequence[float],     # sum of c over the rounds before, (n,)
-    root: str = "last",          # where the root gathers; "first": positions are sent to the left
+    root: str = "last",          # position of the root; "first": positions are sent to the left
 ) -> str:                        # an `<svg>` element
-    "Draw a round in which positions compose a little, below the tree that they have made."
+    "Draw a round of partial compositions, below the tree composed so far."
     from rvnnbook.show.plots import COLORS
     steps, tokens = list(steps)[:len(tokens)], [str(token) for token in tokens]
     sums = {(first, last): (before[at], before[at] + composes[at])
@@ -204,19 +205,19 @@ def soft_round_drawing(
     drawn = {span for span, (_, after) in sums.items() if after >= 0.5}
     new = [span for span in drawn if sums[span][0] < 0.5]
     marks, places, (width, height) = tree_marks(steps, tokens, drawn, {}, new)
-    centres = [places[i, i][0] for i in range(len(tokens))]
-    marks += level_bars("e", exists, centres, height - 8, COLORS[0])
-    marks += level_bars("c", composes, centres, height + 46, COLORS[1])
+    centers = [places[i, i][0] for i in range(len(tokens))]
+    marks += level_bars("e", exists, centers, height - 8, COLORS[0])
+    marks += level_bars("c", composes, centers, height + 46, COLORS[1])
     return tree_svg(marks, (width, height + 98))
 
 # %% ../../nbs/workshop/trees.ipynb #a20c0002
 def tree_pair_drawing(
-    found: Sequence[int],  # composition steps of the tree to judge, (n,) or padded
-    gold: Sequence[int],   # composition steps of the tree to compare with, (n,) or padded
-    tokens: Sequence,      # what stands at the leaves, (n,)
+    found: Sequence[int],  # composition steps of the predicted tree, (n,) or padded
+    gold: Sequence[int],   # composition steps of the reference tree, (n,) or padded
+    tokens: Sequence,      # texts of the leaves, (n,)
     titles: tuple = ("found by the model", "gold tree"),   # written above the two trees
 ) -> str:                  # HTML that puts the trees side by side, or one below the other
-    "Draw a found tree beside the gold one, common nodes in color."
+    "Draw a predicted tree beside the gold one, common nodes in color."
     spans = [{(first, last) for first, _, last, _ in tree_spans(list(tree)[:len(tokens)])}
              for tree in (found, gold)]
     drawn = (tree_drawing(found, tokens, marked=sorted(spans[0] & spans[1])),
@@ -229,7 +230,7 @@ def tree_pair_drawing(
 def row_marks(
     nodes: Sequence[tuple],  # (first, last) of the nodes of a row
     tokens: Sequence[str],   # (n,)
-    edges: Sequence[float],  # where each token begins, and where the last one ends, (n + 1,)
+    edges: Sequence[float],  # left edge of each token and right edge of the last, (n + 1,)
     top: float,              # upper edge of the row, pixels
     pair: int | None,        # the pair that is composed next
 ) -> list[str]:              # SVG marks
@@ -239,16 +240,17 @@ def row_marks(
     for j, (first, last) in enumerate(nodes):
         text, x, wide = " ".join(tokens[first:last + 1]), edges[first], edges[last + 1]
         chosen = pair is not None and j in (pair, pair + 1)
-        ink, fill = (COLORS[1], COLORS[1]) if chosen else ("currentColor", "none")
+        color, fill = (COLORS[1], COLORS[1]) if chosen else ("currentColor", "none")
         marks.append(f'<g class="node"><rect x="{x + 3:.1f}" y="{top:.1f}" rx="5" height="22" '
-                     f'width="{wide - x - 6:.1f}" stroke="{ink}" fill="{fill}" fill-opacity=".15"/>'
+                     f'width="{wide - x - 6:.1f}" stroke="{color}" fill="{fill}" '
+                     f'fill-opacity=".15"/>'
                      f'<text x="{(x + wide) / 2:.1f}" y="{top + 15:.1f}" font-size="12">'
                      f"{html.escape(text)}</text></g>")
     return marks
 
 # %% ../../nbs/workshop/trees.ipynb #a20c000b
 def staircase_drawing(
-    tokens: Sequence,        # what stands at the leaves, (n,)
+    tokens: Sequence,        # texts of the leaves, (n,)
     merges: Sequence[int],   # the pair composed in each step, (n - 1,)
     numbers: Sequence = (),  # a text for every pair of every row, rows of n - 1, n - 2, ...
 ) -> str:                    # an `<svg>` element
@@ -272,7 +274,7 @@ def staircase_drawing(
 def genealogy_places(
     beams: Sequence,  # for each step the hypotheses, each a tuple of choices one longer than before
 ) -> dict:            # {prefix: (step, height)} of every ancestor of a final hypothesis
-    "Where the ancestors of the final hypotheses stand: each at the mean of its descendants."
+    "Positions of the ancestors of the final hypotheses: each at the mean of its descendants."
     final = sorted({tuple(one) for one in beams[-1]})
     steps = len(beams) - 1
     if any(len(one) != t for t, beam in enumerate(beams) for one in beam):
@@ -295,9 +297,9 @@ def genealogy_line(
     "One step of a hypothesis: a bend, then a level line."
     from rvnnbook.show.plots import COLORS
     (x1, y1), (x2, y2) = start, end
-    ink, wide, bend = *((COLORS[1], 4) if common else (COLORS[0], 2)), x1 + 14
+    color, wide, bend = *((COLORS[1], 4) if common else (COLORS[0], 2)), x1 + 14
     return (f'<path class="line" d="M{x1:.1f} {y1:.1f}L{bend:.1f} {y2:.1f}L{x2:.1f} {y2:.1f}" '
-            f'stroke="{ink}" stroke-width="{wide}" fill="none"/>'
+            f'stroke="{color}" stroke-width="{wide}" fill="none"/>'
             f'<text x="{(bend + x2) / 2:.1f}" y="{y2 - 6:.1f}" font-size="12">'
             f"{html.escape(text)}</text>")
 
@@ -333,7 +335,7 @@ def genealogy_drawing(
 def inner_spans(
     steps: Sequence[int],  # round in which each position is sent right, (n,) or padded
 ) -> set:                  # (first, last) of n - 2 parents
-    "The spans of a tree's parents, without the one that every tree has."
+    "The spans of a tree's parents, without the span of the whole sentence."
     steps = list(steps)
     n = steps.index(0) + 1 if 0 in steps else len(steps)
     if any(steps[n:]):
@@ -342,16 +344,16 @@ def inner_spans(
 
 # %% ../../nbs/workshop/trees.ipynb #355db61e
 class SpanF1(NamedTuple):
-    "Unlabelled F1 of a set of trees; nan where there is no span to compare."
+    "Unlabeled F1 of a set of trees; nan where there is no span to compare."
     corpus: float       # of all spans together
     sentence: float     # mean over the sentences that have a span to compare
     each: list          # of every sentence, nan for one or two tokens
 
 def span_f1(
     found: Sequence[Sequence[int]],  # composition steps, a row for each sentence, (n_b,) or padded
-    gold: Sequence[Sequence[int]],   # those to compare with, over the same tokens
+    gold: Sequence[Sequence[int]],   # reference trees over the same tokens
 ) -> SpanF1:
-    "How many spans two sets of trees have in common, the whole sentence and tokens left out."
+    "Unlabeled F1 of two sets of trees, without the spans of whole sentences and tokens."
     rows = [(inner_spans(tree), inner_spans(other))
             for tree, other in zip(found, gold, strict=True)]
     for number, (spans, others) in enumerate(rows):
@@ -361,6 +363,6 @@ def span_f1(
     common = [len(spans & others) for spans, others in rows]
     counts = [len(others) for _, others in rows]
     each = [c / n if n else math.nan for c, n in zip(common, counts)]
-    told = [share for share in each if not math.isnan(share)]
-    if not told: return SpanF1(math.nan, math.nan, each)
-    return SpanF1(sum(common) / sum(counts), sum(told) / len(told), each)
+    defined = [share for share in each if not math.isnan(share)]
+    if not defined: return SpanF1(math.nan, math.nan, each)
+    return SpanF1(sum(common) / sum(counts), sum(defined) / len(defined), each)
