@@ -142,7 +142,8 @@ def reached_table(
         shown = ["–" if title not in means else
                  f"{100 * means[title]:.1f}" if percent else f"{means[title]:.2f}"
                  for title in titles]
-        lines.append([SAME_MODEL.get(model, model) + comma + others, *shown, scale_of(runs)])
+        name = SAME_MODEL.get(model, model) + comma + others.replace("_", " ")
+        lines.append([name, *shown, scale_of(runs)])
     return plain_table(["model", *titles, "scale"], lines)
 
 # %% ../../nbs/workshop/leaderboard.ipynb #888bf3b6
