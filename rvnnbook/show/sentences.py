@@ -52,7 +52,7 @@ def random_tree(
     n: int,                      # tokens, >= 1
     chance: random.Random,       # random number generator
 ) -> list[int]:                  # composition steps, (n,)
-    "A random tree: neighbours are joined in an order drawn uniformly from all orders."
+    "A random tree: neighbors are joined in an order drawn uniformly from all orders."
     return [*chance.sample(range(1, n), n - 1), 0]
 
 # %% ../../nbs/sentence_trees.ipynb #ffdce462
