@@ -258,7 +258,7 @@ def folded_runs(
 # %% ../../nbs/workshop/tables.ipynb #82eca3f9
 def as_html(title: str, lines: list[list[str]], notes: list[str],    # lines: cells
             behind: Behind = ()) -> str:
-    "A table that takes the colours of the page; the runs behind it are folded."
+    "A table that takes the colors of the page; the runs behind it are folded."
     left = "padding:0.15rem 0.5rem 0.15rem 0;text-align:left;font-weight:"
     right = "padding:0.15rem 0 0.15rem 0.5rem;text-align:right;vertical-align:bottom"
     def row(line, scope, more=""):

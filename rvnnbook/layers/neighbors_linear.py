@@ -139,7 +139,7 @@ class LinearRetriever:
     def __matmul__(self, values: Tensor) -> Tensor:
         """Expected neighbor values, as with the matrix of neighbor_weights.
 
-        `values`: v, (B, N, D). Returns: expected value at the nearest existing neighbour,
+        `values`: v, (B, N, D). Returns: expected value at the nearest existing neighbor,
         (B, N, D).
         """
         if values.dim() != 3 or values.shape[:2] != self.exists.shape:
