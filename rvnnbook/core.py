@@ -137,7 +137,7 @@ def padding_gap(
 def steps_from_tree(
     tree,                  # nested pairs of positions, e.g. ((0, 1), 2), or a single position
 ) -> list[int]:            # composition step of each position, 0 for the last
-    "Composition steps of a binary tree: the round in which each position joins its neighbour."
+    "Composition steps of a binary tree: the round in which each position joins its neighbor."
     steps, done, stack = [], [], [(tree, False)]
     while stack:
         node, children_done = stack.pop()
@@ -170,8 +170,9 @@ def right_neighbors(
         while waiting and (step == 0 or steps[waiting[-1]] < step):
             targets[waiting.pop()] = position
         if waiting and steps[waiting[-1]] == step:
-            raise ValueError(f"positions {waiting[-1]} and {position} are neighbours "
-                             f"and both sent away in round {step}")
+            raise ValueError(f"positions {waiting[-1]} and {position} are neighbors and "
+                             f"both have step {step}; a row of composition steps needs "
+                             "different steps there")
         waiting.append(position)
     return targets
 
@@ -207,7 +208,7 @@ def merge_targets(
     trees: Tensor | None,  # composition steps, (B, N) integers, 0 on last tokens and padding
     mask: Tensor,          # (B, N) bool, True = token
 ) -> Tensor:               # where each position is sent, (B, N); others stay where they are
-    "Right neighbour of every position in its round; refuses steps that are no tree."
+    "Right neighbor of every position in its round; refuses steps that are no tree."
     if trees is None:
         raise ValueError("this encoder is given its trees: "
                          "pass trees=, composition steps of shape (B, N)")
