@@ -111,7 +111,7 @@ def test_long_sentences_weigh_more_in_the_heap_only():
     ([[1, 2, 0]], [[1, 2, 3, 0]], "sentence 0"),
     ([[1, 0], [3, 2, 1, 0]], [[1, 0], [2, 1, 0]], "sentence 1"),
     ([[1, 2, 0]], [], "shorter"),
-    ([[1, 1, 0]], [[1, 2, 0]], "both sent"),
+    ([[1, 1, 0]], [[1, 2, 0]], "both have step 1"),
     ([[0, 1, 0]], [[1, 2, 0]], "only padding"),
     ([[1, 2]], [[1, 0]], "the last"),
 ])

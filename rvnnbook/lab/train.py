@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import BucketLoader, to_device, shard_batch
-from ..data.listops import VOCABULARY, collate_listops
+from ..data.listops import VOCABULARY, collate_listops, make_split
 from .records import current_names, git_state, machine
 from ..tasks.classify import Classifier, cross_entropy, load_pretrained, predict_labels
 
@@ -485,23 +485,23 @@ def fit_classifier(
 # %% ../../nbs/workshop/train.ipynb #8906daac
 def fit_scorer(
     make: Callable,            # make(): an encoder with the modules of EBT-GRC
-    examples: Sequence,        # of ListOps
-    steps: int,                # steps of Adam, on twelve examples each
+    steps: int,                # steps of Adam, on twelve expressions each
     measure: Callable,         # measure(model): a number
     every: int = 10,           # steps between two measurements
+    seed: int = 0,             # of the new scorer, the batches and the noise
+    examples: int = 400,       # expressions of five to nine tokens to train on
 ) -> list[float]:              # what was measured, first before training
-    "Train a new scorer in the trained EBT-GRC, with everything else frozen."
-    torch.manual_seed(0)
+    "Train the new scorer of an encoder on values; leaf map, cell and head are those of EBT-GRC."
+    torch.manual_seed(seed)
     model, encoder = load_pretrained("ebt_grc", "listops"), make()
-    encoder.load_state_dict(model.encoder.state_dict())
-    for layer in encoder.scorer:
-        layer.reset_parameters()
-    model.encoder, curve = encoder, []
+    new = {name: w for name, w in encoder.state_dict().items() if name.startswith("scorer.")}
+    encoder.load_state_dict(model.encoder.state_dict() | new)
+    model.encoder, curve, training = encoder, [], make_split(examples, seed=3, length=(5, 9))
     optimizer = torch.optim.Adam(encoder.scorer.parameters(), lr=1e-2)
     for step in range(steps + 1):
         if step % every == 0:
             curve.append(measure(model))
-        batch = collate_listops([examples[i] for i in torch.randint(len(examples), (12,))])
+        batch = collate_listops([training[i] for i in torch.randint(examples, (12,))])
         optimizer.zero_grad()
         cross_entropy(model.train()(batch.ids, batch.mask).logits, batch.labels).backward()
         optimizer.step()

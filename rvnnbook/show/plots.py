@@ -9,6 +9,7 @@ __all__ = ['COLORS', 'LOOKS', 'SAME_MODEL', 'canvas', 'model_look', 'separate_he
 import html
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,13 +196,18 @@ def line_chart(
     height: float = 2.7,  # height of the figure, inches
     marks: str = "os^Dv", # markers, in turn; " " draws none
     colors: list | None = None,     # numbers of colors, one a line; None: in turn
+    gray: Sequence[str] = (),       # names of lines for reference, thin and without marks
     **axes,               # arguments of `ax.set`: xlabel, ylabel, ylim, xticks, ...
 ):                        # a matplotlib figure
     "One line for each series, with a legend where there are several."
     fig, ax = canvas(width=width, height=height)
     for k, (name, (x, y)) in enumerate(lines.items()):
-        ax.plot(x, y, marks[k % len(marks)].strip() + "-", ms=5, label=name,
-                color=COLORS[(colors[k] if colors else k) % len(COLORS)])
+        if name in gray:
+            dashes = ("--", ":", "-.")[list(gray).index(name) % 3]
+            ax.plot(x, y, dashes, label=name, color=_GRAY, linewidth=1.4)
+        else:
+            ax.plot(x, y, marks[k % len(marks)].strip() + "-", ms=5, label=name,
+                    color=COLORS[(colors[k] if colors else k) % len(COLORS)])
     ax.set(**axes)
     if sum(not name.startswith("_") for name in lines) > 1: ax.legend(frameon=False, fontsize=9)
     return fig

@@ -3,13 +3,18 @@
 # %% auto #0
 __all__ = ['tree_spans', 'bracket_string', 'tree_layout', 'node_mark', 'tree_marks', 'tree_svg', 'tree_drawing', 'rounds_drawing',
            'level_bars', 'soft_round_drawing', 'tree_pair_drawing', 'row_marks', 'staircase_drawing',
-           'genealogy_places', 'genealogy_line', 'genealogy_drawing', 'inner_spans', 'SpanF1', 'span_f1']
+           'genealogy_places', 'genealogy_line', 'genealogy_drawing', 'inner_spans', 'SpanF1', 'span_f1', 'tree_f1',
+           'is_gold_tree']
 
 # %% ../../nbs/workshop/trees.ipynb #047fcb03
 import html
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import torch
+
+from ..data.listops import collate_listops, composition_steps
 
 # %% ../../nbs/workshop/trees.ipynb #7d70b7ad
 def tree_spans(
@@ -25,8 +30,9 @@ def tree_spans(
         while receiver < n - 1 and steps[receiver] < step: receiver = right[receiver]
         right[sender] = receiver
         if steps[receiver] == step:
-            raise ValueError(f"positions {sender} and {receiver} are neighbors "
-                             f"and both sent in round {step}")
+            raise ValueError(f"positions {sender} and {receiver} are neighbors and both "
+                             f"have step {step}; a row of composition steps needs different "
+                             "steps there")
         parents.append((first[sender], sender, receiver, step))
         first[receiver] = first[sender]
     return parents
@@ -366,3 +372,22 @@ def span_f1(
     defined = [share for share in each if not math.isnan(share)]
     if not defined: return SpanF1(math.nan, math.nan, each)
     return SpanF1(sum(common) / sum(counts), sum(defined) / len(defined), each)
+
+# %% ../../nbs/workshop/trees.ipynb #5f070ae6
+def tree_f1(
+    model,                 # a classifier whose encoder finds trees
+    examples: Sequence,    # of ListOps
+) -> float:                # in [0, 1]
+    "Corpus span F1 of the most probable trees that a model finds with the gold trees."
+    batch = collate_listops(examples)
+    with torch.no_grad():
+        trace = model.eval()(batch.ids, batch.mask, trace=True).encoding.trace
+    rows = [tree[:len(e.tokens)] for tree, e in zip(trace["trees"].tolist(), examples)]
+    return span_f1(rows, [composition_steps(e.tokens) for e in examples]).corpus
+
+def is_gold_tree(
+    tree: str,             # of a ListOps expression, with brackets
+) -> bool:
+    "Whether a tree is the one in which every operator takes its arguments from the left."
+    tokens = tree.replace("(", "").replace(")", "").split()
+    return tree == bracket_string(composition_steps(tokens), tokens)
