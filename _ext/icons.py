@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 ICONS = ["angle-left", "angle-right", "arrow-up", "bars", "chevron-down", "circle-half-stroke", "download", "expand", "file",
-         "file-pdf", "list", "magnifying-glass", "moon", "sun", "xmark", "arrow-right", "lightbulb"]
+         "file-pdf", "list", "magnifying-glass", "moon", "rocket", "sun", "xmark", "arrow-right", "lightbulb"]
 
 
 def theme_file(name: str) -> Path:
