@@ -129,7 +129,8 @@ class Citation(SphinxDirective):
 
 
 def configure(app, config):
-    "The canonical address of every page follows from settings.ini."
+    "The canonical address of every page follows from settings.ini, the name in citation, card and links from the book's title."
+    config.project = config.html_title
     config.html_baseurl = address(settings(Path(app.confdir)))
 
 

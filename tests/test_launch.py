@@ -1,4 +1,4 @@
-"""Launch buttons: with a repository in _config.yml a page links Binder and Colab and shows Colab's first cell; without one it does neither."""
+"""A book of two pages, built. Launch buttons: with a repository in _config.yml a page links Binder and Colab and shows Colab's first cell; without one it does neither."""
 import os
 import re
 import shutil
@@ -66,6 +66,13 @@ def test_icons_and_logos_of_the_buttons_exist(page):
     assert "fa-rocket" in text and ".fa-rocket::before" in (made / "_static" / "icons.css").read_text()
     logos = [made / "nbs" / logo for logo in re.findall(r'src="([^"]*logo_(?:binder|colab)[^"]*)"', text)]
     assert len(logos) == 2 and all(logo.resolve().exists() for logo in logos)
+
+
+def test_the_title_of_the_book_is_in_citation_and_link_previews(page):
+    made, text = page
+    title = yaml.safe_load((ROOT / "_config.yml").read_text())["title"]
+    assert f"title = {{{title}}}" in unescape(re.sub(r"<[^>]+>", "", (made / "index.html").read_text()))
+    assert f'<meta property="og:site_name" content="{title}"/>' in text
 
 
 def test_without_a_repository_there_are_no_buttons(built):    # noqa: F811
