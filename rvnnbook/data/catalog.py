@@ -567,8 +567,3 @@ def listing() -> str:       # a table with a line for each data set
     return "\n".join("  ".join(cell.rjust(width) if place == 1 else cell.ljust(width)
                                for place, (cell, width) in enumerate(zip(row, widths))).rstrip()
                      for row in rows)
-
-# %% ../../nbs/implementations/catalog.ipynb #5e1c7a40
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

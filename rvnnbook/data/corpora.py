@@ -292,8 +292,3 @@ def read_published(
     suffix = TARGET_SUFFIXES.get(Path(name).suffix)
     names = [name, name.removesuffix(Path(name).suffix) + suffix] if suffix else [name]
     return reader(*map(installed, names), **options)
-
-# %% ../../nbs/implementations/corpora.ipynb #5e1c7a41
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)

@@ -178,8 +178,3 @@ def rows_for(
     rows = [np.random.default_rng([seed, hash_word(token.encode())]).normal(0, spread, vectors.dim)
             if vector is None else vector for token, vector in zip(tokens, found)]
     return np.array(rows, np.float32).reshape(len(tokens), vectors.dim), known
-
-# %% ../../nbs/implementations/vectors.ipynb #5e1c7a42
-from ..renamed import refuse_old_names
-
-__getattr__ = refuse_old_names(__name__)
