@@ -154,3 +154,35 @@ def test_a_second_meaning_is_found():
               ("$p_t^i$", "H"), ("$p^j_i$", "I"), ("$F_f$, $F_o$", "J"))]
     assert clashes(table) == {"c_i": ["A", "B"], "p_i^i": ["H", "I"]}
     assert shape(r"$\ell^c_b$") == r"\ell_i^i" and shape("$p_{ij}$") == shape("$p_{tk}$") != shape("$p_i$")
+
+
+# Greek letters in the formulas of parts I to III, with the word for the one meaning of each. Another meaning needs another letter.
+GREEK = {"Phi": "normal", "delta": "remainder", "gamma": "halt penalty", "kappa": "window", "mu": "mixture",
+         "sigma": "sigmoid|logistic|gate", "tau": "temperature", "varepsilon": "existence", "xi": "time"}
+ALPHABET = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega".split()
+LETTER = re.compile(r"\\((?:var)?(?:%s))(?![a-zA-Z])" % "|".join(ALPHABET), re.I)
+
+
+def first_parts():
+    "The chapters of parts I to III, in reading order."
+    parts = re.split(r"(?m)^ *- caption: ", (ROOT / "_toc.yml").read_text())
+    return [f"{page.removeprefix('nbs/')}.ipynb" for part in parts if re.match("I{1,3} ·", part)
+            for page in re.findall(r"file: (\S+)", part)]
+
+
+def unexplained(text):
+    "Greek letters of a page's formulas that have no meaning in the table, or whose word the page lacks."
+    formulas = " ".join(re.findall(r"\$\$.*?\$\$|\$[^$]*\$", text))
+    return {letter for letter in LETTER.findall(formulas) if letter not in GREEK or not re.search(GREEK[letter], text, re.I)}
+
+
+def test_a_greek_letter_has_one_meaning_in_the_first_parts():
+    pages = {page: prose(page) for page in first_parts()}
+    assert len(pages) >= 14
+    assert {page: found for page, text in pages.items() if (found := unexplained(text))} == {}
+    assert not GREEK.keys() - {letter for text in pages.values() for letter in LETTER.findall(text)}, "no longer used: take these out"
+
+
+def test_a_greek_letter_with_another_meaning_is_found():
+    assert unexplained(r"A window of $\tau = 2$ neighbors; $$\kappa + \varepsilon$$ bounds existence.") == {"tau"}
+    assert unexplained(r"The weight $\alpha_i$ at the temperature $\tau$, with $\mu$.") == {"alpha", "mu"}

@@ -157,7 +157,7 @@ class PositionScorer(nn.ModuleList):
     def __init__(
         self,
         dim: int,                   # D, width of a state
-        window: int = 2,            # tau, neighbors seen on each side, >= 1
+        window: int = 2,            # kappa, neighbors seen on each side, >= 1
         transition_dim: int = 64,   # width of the transition features; 0: none
         activation: str = "gelu",   # "gelu", "gelu_tanh" or "relu"
     ):

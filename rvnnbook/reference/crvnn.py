@@ -60,7 +60,7 @@ class MergeDecision(nn.Module):
     def __init__(
         self,
         dim: int,                      # D, width of a state
-        window: int = 2,               # tau, neighbors seen on each side
+        window: int = 2,               # kappa, neighbors seen on each side
         transition_dim: int = 64,      # width of the transition features
     ):
         super().__init__()
@@ -95,7 +95,7 @@ class CRvNN(nn.Module):
     def __init__(
         self,
         dim: int,                      # D, width of token vectors and states
-        window: int = 2,               # tau, neighbors seen on each side
+        window: int = 2,               # kappa, neighbors seen on each side
         transition_dim: int = 64,      # width of the transition features
         threshold: float = 0.01,       # epsilon, least existence that counts
     ):
