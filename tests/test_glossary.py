@@ -157,7 +157,7 @@ def test_a_second_meaning_is_found():
 
 
 # Greek letters in the formulas of parts I to III, with the word for the one meaning of each. Another meaning needs another letter.
-GREEK = {"Phi": "normal", "delta": "remainder", "gamma": "halt penalty", "kappa": "window", "mu": "mixture",
+GREEK = {"Phi": "normal", "delta": "remainder", "gamma": "halt penalty", "kappa": "window", "nu": "mixture",
          "sigma": "sigmoid|logistic|gate", "tau": "temperature", "varepsilon": "existence", "xi": "time"}
 ALPHABET = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega".split()
 LETTER = re.compile(r"\\((?:var)?(?:%s))(?![a-zA-Z])" % "|".join(ALPHABET), re.I)
@@ -185,4 +185,4 @@ def test_a_greek_letter_has_one_meaning_in_the_first_parts():
 
 def test_a_greek_letter_with_another_meaning_is_found():
     assert unexplained(r"A window of $\tau = 2$ neighbors; $$\kappa + \varepsilon$$ bounds existence.") == {"tau"}
-    assert unexplained(r"The weight $\alpha_i$ at the temperature $\tau$, with $\mu$.") == {"alpha", "mu"}
+    assert unexplained(r"The weight $\alpha_i$ at the temperature $\tau$, with $\nu$.") == {"alpha", "nu"}
