@@ -178,6 +178,63 @@ def test_code_wraps_in_print(browser, site):
         assert page.evaluate(cut) == 0
 
 
+@pytest.mark.parametrize("path", [page for page in PAGES if page in ("nbs/cells", "nbs/crvnn", "nbs/experiments/listops", "nbs/workshop/plots")])
+def test_code_fits_a_window_of_1200_pixels(browser, site, path):
+    cut = "() => [...document.querySelectorAll('.cell_input pre')].filter(e => e.offsetHeight && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
+    longest = "() => Math.max(...[...document.querySelectorAll('.cell_input pre')].flatMap(e => e.offsetHeight ? e.textContent.split('\\n').map(line => line.length) : []))"
+    with opened(browser, site, path, {"width": 1200, "height": 900}) as (page, _):
+        page.evaluate("() => document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert page.evaluate(longest) > 95 and page.evaluate(cut) == []
+        page.set_viewport_size({"width": 600, "height": 900})
+        assert page.evaluate(cut), "in a smaller window code scrolls"
+
+
+LETTERS = r"""theme => {
+  document.documentElement.style.setProperty("transition", "none");
+  document.documentElement.dataset.theme = document.documentElement.dataset.mode = theme;
+  const rgba = text => { const m = text.match(/^rgba?\(([^)]*)\)$/); if (!m) return null; const v = m[1].split(/[ ,/]+/).map(Number); return v.length < 4 ? [...v, 1] : v; };
+  const light = c => { const [r, g, b] = c.map(v => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * r + .7152 * g + .0722 * b; };
+  const over = (top, alpha, under) => [0, 1, 2].map(i => top[i] * alpha + under[i] * (1 - alpha));
+  const seen = (e, end) => { let all = 1; for (; e !== end; e = e.parentElement) all *= getComputedStyle(e).opacity; return all; };
+  const page = rgba(getComputedStyle(document.body).backgroundColor).slice(0, 3), wrong = [];
+  for (const svg of document.querySelectorAll("figure.drawn svg")) {
+    const shapes = [...svg.querySelectorAll("path, rect, circle, ellipse, polygon, use, image")].filter(s => !s.closest("defs, clipPath")).map(s => [s, s.getBoundingClientRect()]);
+    for (const text of svg.querySelectorAll("text")) {
+      const box = text.getBoundingClientRect(), style = getComputedStyle(text), ink = rgba(style.fill), x = box.left + box.width / 2, y = box.top + box.height / 2;
+      if (!ink || !box.height || !text.textContent.trim() || !text.checkVisibility({visibilityProperty: true})) continue;
+      let under = page;
+      for (const [shape, around] of shapes) {
+        if (x < around.left || x > around.right || y < around.top || y > around.bottom || !(shape.compareDocumentPosition(text) & 4)) continue;
+        if (shape.localName === "image") { under = null; break; }      // a picture has colors of its own
+        const look = getComputedStyle(shape), fill = rgba(look.fill);
+        if (!fill || (shape.isPointInFill && !shape.isPointInFill(new DOMPoint(x, y).matrixTransform(shape.getScreenCTM().inverse())))) continue;
+        under = over(fill, fill[3] * look.fillOpacity * seen(shape, svg), under);
+      }
+      if (!under) continue;
+      const [a, b] = [light(over(ink, ink[3] * style.fillOpacity * seen(text, svg), under)), light(under)].sort((p, q) => q - p), ratio = (a + .05) / (b + .05);
+      if (ratio < 4.5) wrong.push(`${theme}: contrast ${ratio.toFixed(1)} of letters in a figure: ${text.textContent.trim()}`);
+    }
+  }
+  return [...new Set(wrong)]; }"""
+
+
+def pale_letters(browser, base, path):
+    "Letters in figures that are hard to read on what lies under them."
+    with opened(browser, base, path) as (page, _):
+        return [sentence for theme in ("light", "dark") for sentence in page.evaluate(LETTERS, theme)]
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page in ("nbs/balanced", "nbs/beam_alignment", "nbs/algorithms", "nbs/crvnn")])
+def test_letters_of_figures_stand_out(browser, site, path):
+    assert pale_letters(browser, site, path) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", PAGES)
+def test_letters_of_all_figures_stand_out(browser, site, path):
+    assert pale_letters(browser, site, path) == []
+
+
 QUERIES = {  # what a reader types -> the page that answers it, or either of two
     "gated recursive cell": "cells", "modulated sigmoid": "crvnn", "beam search": "beam_tree", "halting": "halting", "geometric attention": "attention",
     "chunk size": "balanced rir", "scorer gradient": "crvnn_gradients", "how to train": "workshop/train", "create_encoder": "workshop/registry",
@@ -372,6 +429,16 @@ def test_lines_of_a_signature_are_no_list_of_definitions(browser, tmp_path):
         with serving(tmp_path) as base:
             assert any("definition-list" in sentence for sentence in inaccessible(browser, base, "page")) == wrong
     assert "a: int" in text and "b: str" in text and "<dd>x</dd>" in text
+
+
+@pytest.mark.parametrize("ink, shape, pale", [("#000", "", False), ("#ccc", "", True), ("#fff", '<rect width="90" height="90" fill="#07c"/>', False),
+                                              ("#fff", '<rect width="90" height="90" fill="#3388dd"/>', True), ("#fff", '<circle cx="9" cy="9" r="8" fill="#00c"/>', True)])
+def test_pale_letters_are_seen(browser, tmp_path, ink, shape, pale):
+    "Letters in the middle of a box of 90: the small circle is not under them."
+    text = f'<svg viewBox="0 0 90 90" width="90" role="img" aria-label="a">{shape}<text x="35" y="50" fill="{ink}">abc</text></svg>'
+    (tmp_path / "page.html").write_text(f'<!doctype html><html><head><title>t</title><link rel="icon" href="data:,"></head><body style="background:#fff"><figure class="drawn">{text}</figure></body></html>')
+    with serving(tmp_path) as base:
+        assert bool(pale_letters(browser, base, "page")) == pale
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
