@@ -1,9 +1,10 @@
 """Prints by Chromium joined to one PDF that keeps outline, named places, links and tags; pypdf's own merging drops the tags."""
 import io
+import struct
 from pathlib import Path
 
 from pypdf import PdfReader, PdfWriter
-from pypdf.generic import ArrayObject, BooleanObject, DictionaryObject, IndirectObject, NameObject, NumberObject, TextStringObject
+from pypdf.generic import ArrayObject, BooleanObject, DictionaryObject, IndirectObject, NameObject, NumberObject, StreamObject, TextStringObject
 
 
 def listed(found) -> list:
@@ -53,6 +54,49 @@ def siblings(first):
     while first is not None:
         yield first
         first = first.get_object().raw_get("/Next") if "/Next" in first.get_object() else None
+
+
+PACKED = 200      # objects compressed at once
+
+
+def write_small(writer: PdfWriter, target: Path):
+    "Write a document with all objects but streams compressed, many at once: tags, links and places make most of a long book."
+    out, count, rows = io.BytesIO(), len(writer._objects), {0: (0, 0, 65535)}
+
+    def put(number, one):
+        rows[number] = (1, out.tell(), 0)
+        out.write(b"%d 0 obj\n" % number)
+        one.write_to_stream(out)
+        out.write(b"\nendobj\n")
+
+    def stream(data, **entries):
+        made = StreamObject()
+        made.set_data(data)
+        made.update({NameObject(f"/{key}"): value for key, value in entries.items()})
+        return made.flate_encode(9)
+
+    out.write(writer.pdf_header.encode() + b"\n%\xe2\xe3\xcf\xd3\n")
+    held = [(number, one) for number, one in enumerate(writer._objects, 1) if one is not None]
+    for number, one in held:
+        if isinstance(one, StreamObject):
+            put(number, one)
+    small = [(number, one) for number, one in held if not isinstance(one, StreamObject)]
+    for start in range(0, len(small), PACKED):
+        count, heads, bodies = count + 1, [], io.BytesIO()
+        for place, (number, one) in enumerate(small[start:start + PACKED]):
+            heads += [number, bodies.tell()]
+            one.write_to_stream(bodies)
+            bodies.write(b"\n")
+            rows[number] = (2, count, place)
+        head = " ".join(map(str, heads)).encode() + b"\n"
+        put(count, stream(head + bodies.getvalue(), Type=NameObject("/ObjStm"), N=NumberObject(len(heads) // 2), First=NumberObject(len(head))))
+    count, begin = count + 1, out.tell()
+    rows[count] = (1, begin, 0)
+    put(count, stream(b"".join(struct.pack(">BIH", *rows.get(number, (0, 0, 0))) for number in range(count + 1)),
+                      Type=NameObject("/XRef"), Size=NumberObject(count + 1), W=ArrayObject(map(NumberObject, (1, 4, 2))),
+                      Root=writer.root_object.indirect_reference, Info=writer._info.indirect_reference))
+    out.write(b"startxref\n%d\n%%%%EOF\n" % begin)
+    Path(target).write_bytes(out.getbuffer())
 
 
 class Book:
@@ -137,4 +181,4 @@ class Book:
             NameObject("/MarkInfo"): DictionaryObject({NameObject("/Marked"): BooleanObject(True)}),
             NameObject("/ViewerPreferences"): DictionaryObject({NameObject("/DisplayDocTitle"): BooleanObject(True)})})
         self.writer.add_metadata({"/Title": title})
-        self.writer.write(target)
+        write_small(self.writer, target)

@@ -90,7 +90,7 @@ def test_every_page_of_the_pdf_has_its_number(pdf):
 def test_the_pdf_is_small(pdf):
     chosen, book = pdf
     images = [image for page in book.pages for image in (page["/Resources"].get("/XObject") or {}).values() if image.get_object().get("/Subtype") == "/Image"]
-    assert book.stream.getbuffer().nbytes <= (3_000_000 if chosen is THREE else 35_000_000)
+    assert book.stream.getbuffer().nbytes <= (3_000_000 if chosen is THREE else 25_000_000)
     assert len(images) < len(book.pages) / 4, "shadows and round corners are printed as images"
 
 
