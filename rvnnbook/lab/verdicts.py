@@ -151,12 +151,14 @@ class Answer:
     verdict: str | None        # None where the paper reports no number
 
 def best_runs(records: Sequence[dict], table: str = "") -> list[dict]:     # of one model
-    "The seeds that belong together: runs trained in full if there are any, else of all."
+    "The longest training of each seed: of those trained in full if there are any, else of all."
     full = [one for one in records if trained_in_full(one, curve_of(one), table)] or records
     alike = [{**record, "parameters": {name: value for name, value in record["parameters"].items()
                                        if name not in ("epochs", "minutes")}} for record in full]
+    longest = {(record["seed"], str(sorted(record["parameters"].items()))): record for record in
+               sorted(alike, key=lambda record: record["legs"][-1]["to_step"])}
     by_id = {record["id"]: record for record in full}
-    return [by_id[record["id"]] for record in chosen_runs(alike)]
+    return [by_id[record["id"]] for record in chosen_runs(list(longest.values()))]
 
 def way_with_runs(way: Way, records: Sequence[dict]) -> Way:               # way: of a row
     "The way itself, or the first older one that has runs while it has none."
