@@ -137,14 +137,14 @@ class _RenamingLoader(SourceFileLoader):
         super().exec_module(module)
         module.__getattr__ = refuse_old_names(module.__name__)
 
-class _RenamingFinder(PathFinder):
+class _RenamingFinder:
     "Finds the modules that have old names."
-    @classmethod
-    def find_spec(cls, fullname, path=None, target=None):
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
         package, _, module = fullname.partition(".")
         if package != "rvnnbook" or module not in RENAMED:
             return None
-        spec = super().find_spec(fullname, path, target)
+        spec = PathFinder.find_spec(fullname, path, target)
         if spec and type(spec.loader) is SourceFileLoader:
             spec.loader = _RenamingLoader(fullname, spec.loader.path)
         return spec

@@ -156,6 +156,12 @@ def test_an_old_option_is_refused_with_what_replaces_it():
     assert "activation" in inspect.signature(type(encoder)).parameters
 
 
+def test_the_import_hook_lists_no_distribution_twice():
+    "A meta path finder that also finds distributions would double what `importlib.metadata` lists."
+    subprocess.run([sys.executable, "-c", "from importlib.metadata import distributions\nbefore = len(list(distributions()))\n"
+                    "import rvnnbook\nassert len(list(distributions())) == before"], check=True)
+
+
 @pytest.mark.parametrize("module", sorted(RENAMED))
 def test_an_unknown_name_is_refused_as_usual(module):
     home = importlib.import_module(f"rvnnbook.{module}")
