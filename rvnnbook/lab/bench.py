@@ -184,6 +184,7 @@ class Conditions(BaseModel):
             raise ValueError("memory can be limited on the CPU and on Linux only")
         return self
 
+# %% ../../nbs/workshop/bench.ipynb #8a1d04ef
 class FormSettings(Conditions):
     "Settings of `take_turns`."
     lengths: Annotated[Sequence[Annotated[int, Field(ge=2)]], AfterValidator(_once)] = (

@@ -751,6 +751,7 @@ def _over_seeds(records):
         groups.setdefault(alike, []).append(record)
     return groups.values()
 
+# %% ../../nbs/workshop/records.ipynb #f877ca4f
 def _outcome(runs, known):
     "Seeds, numbers, commits and remarks of runs that differ in nothing but the seed."
     runs, values = sorted(runs, key=lambda record: record["seed"]), {}

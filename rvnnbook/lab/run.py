@@ -301,6 +301,7 @@ class _Tee(io.TextIOBase):
                 file.write(text)
                 file.flush()
 
+# %% ../../nbs/workshop/run.ipynb #10ed315f
 @contextmanager
 def logged(path: Path, about: dict, append: bool):     # append: to what an earlier run wrote
     "Copy what is printed into a log, between the environment of a run and how it ended."
@@ -363,6 +364,7 @@ def run_experiment(
             execute(source, target, parameters, _page_of(notebook, about, train), shown=True)
         return f"done: {target}" if page else "done"
 
+# %% ../../nbs/workshop/run.ipynb #b31761ff
 @contextmanager
 def _holding_locks():
     "Locks that are taken in the block are held until its end."

@@ -441,6 +441,7 @@ def only_one(plan: SweepPlan) -> Iterator[None]:   # to be run
     finally:
         os.close(lock)
 
+# %% ../../nbs/workshop/sweep.ipynb #8426e62f
 def sweep(
     plan: SweepPlan,                 # of the sweep
     engine: str = "local",           # one of ENGINES
