@@ -52,7 +52,6 @@ def _add_run(run):
                unless_recorded="do nothing if the run has a record")
     run.add_argument("--limit", type=seconds, default="inf", metavar="SECONDS",
                      help="stop the run after this time, at a checkpoint (default: no limit)")
-    run.add_argument("--silence", help=argparse.SUPPRESS)      # of an earlier version
 
 def seconds(text: str) -> float:                       # as typed; more than 0
     "A length of time."
