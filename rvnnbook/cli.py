@@ -207,7 +207,7 @@ def _merge(options):
     if not options.folders:
         raise RecordError("merge takes the folders that other machines sent")
     merged = merge_records(options.folders)
-    said = f"records added: {len(merged.added)}"
+    said = "\n".join([f"records added: {len(merged.added)}", *merged.conflicts])
     if merged.refused:
         raise RuntimeError("\n".join([said, "rejected:", *merged.refused]))
     return said

@@ -745,7 +745,7 @@ def test_a_merge_is_the_union_whatever_the_order(tmp_path_factory, shares, data)
     assert sorted(record["id"] for record in added) == sorted(POOL[i]["id"] for i in expected)
     assert check_results(home) == []
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
-    assert merge_records(sent, home) == ([], [])
+    assert merge_records(sent, home) == ([], [], [])
     assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
 
@@ -766,15 +766,18 @@ def test_what_cannot_be_believed_is_not_merged(tmp_path):
         merge_records([tmp_path / "nothing"], tmp_path / "home")
 
 
-def test_a_merge_mends_a_lost_trace(tmp_path):
+def test_a_merge_mends_a_lost_trace_and_names_other_numbers(tmp_path):
     traced = make(seed=1, trace=digest(TRACE, 12))
     home = machine(tmp_path / "home", [traced])
     machine(tmp_path / "away" / "nbs" / "results", [traced, make(seed=2)])
     trace_path(traced, home).write_text("{}")
     machine(home, [make(seed=2, recorded="2026-03-01T00:00:00Z")])
     merged = merge_records([tmp_path / "away"], home)                  # a clone
-    assert merged.added == [make(seed=2)] and not merged.refused
+    assert merged.added == [make(seed=2)] and not merged.refused and not merged.conflicts, "the same numbers, twice"
     assert read_trace(traced, home) == TRACE
+    other = machine(tmp_path / "third", [make(seed=2, metrics={"test": {"accuracy": 0.5}})])
+    told, = merge_records([other], home).conflicts
+    assert "a run with seed 2 has 2 different results" in told and make(seed=2)["id"] in told
 
 
 def test_concurrent_merges_add_each_record_once(tmp_path):

@@ -551,6 +551,7 @@ class Merged(NamedTuple):
     "What a merge did."
     added: list        # records
     refused: list      # what could not be believed, in words
+    conflicts: list    # runs that came out differently, in words
 
 def merge_records(sources: Iterable[Path], folder: Path | None = None) -> Merged:
     "Add the records and traces of other machines' folders or clones, each of them once."
@@ -572,7 +573,7 @@ def merge_records(sources: Iterable[Path], folder: Path | None = None) -> Merged
                     refused.append(f"{source.name}/{path.name}: record {key}: {error}")
             records = [lines[key][0] for key in _add_lines(folder / path.name, new)]
             added += [record for record in records if "record" not in record]
-    return Merged(added, refused)
+    return Merged(added, refused, _conflicts(added, folder))
 
 def _take_trace(record, source, folder):
     "Bring the trace of a record that may be merged."
@@ -588,6 +589,16 @@ def _take_trace(record, source, folder):
 # %% ../../nbs/workshop/records.ipynb #bee4fe83
 def _run_of(record):
     return identity(record["experiment"], record["parameters"], record["seed"])
+
+def _conflicts(added, folder):
+    "Runs among these records of which the folder has other numbers as well, in words."
+    wanted, outcomes = {_run_of(record): record for record in added}, {}
+    for experiment in sorted({record["experiment"] for record in added}):
+        for record in scan(folder / f"{experiment}.jsonl")[0]:
+            outcomes.setdefault(_run_of(record), {})[record["id"]] = digest(record["metrics"], 12)
+    return [f"{wanted[run]['experiment']}: a run with seed {wanted[run]['seed']} has "
+            f"{len(set(found.values()))} different results: records {', '.join(found)}"
+            for run, found in outcomes.items() if run in wanted and len(set(found.values())) > 1]
 
 # %% ../../nbs/workshop/records.ipynb #daf48521
 def _changes(record, known):
