@@ -196,9 +196,10 @@ def length_figure(
     fig, ax = canvas(width=4.9, height=3.4)
     listed = _draw_lengths(ax, scores, most, paper)
     hollow = " Hollow: the paper." if paper is not None else ""
+    black = " Black: models from outside the book." if any(map(is_own, scores)) else ""
     return figure(fig, name=name, alt=f"Accuracy by length of the expression. {listed}.",
-                  caption="Accuracy by length: mean and standard deviation over seeds. Black: "
-                          f"models from outside the book. Gray: lengths in training.{hollow}")
+                  caption="Accuracy by length: mean and standard deviation over seeds."
+                          f"{black} Gray: lengths in training.{hollow}")
 
 def logic_figure(
     scores: dict[str, dict],       # returned by logic_scores
