@@ -7,7 +7,7 @@ import html
 SERVICES = {"binderhub_url": "https://mybinder.org", "colab_url": "https://colab.research.google.com"}
 CELL = """!git clone --quiet --depth 1 {url} /content/{name}
 %cd /content/{name}/nbs
-%pip install --quiet '..[train]' ipywidgets matplotlib"""
+%pip install --quiet '..[notebooks]'"""
 
 
 def install_cell(url: str) -> str:
