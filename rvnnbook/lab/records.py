@@ -370,7 +370,8 @@ def results_folder(profile: str = "cpu", start: str = ".") -> Path:    # start: 
     for folder in [Path(start).resolve(), *Path(start).resolve().parents]:
         if (folder / "nbs").is_dir() and (folder / "_toc.yml").is_file():
             return folder / ("build" if profile == "smoke" else "nbs") / "results"
-    raise RecordError("there is no clone of the book here; say in which folder the results are")
+    raise RecordError("there is no clone of the book here, and the records are in its nbs/results; "
+                      "change to a clone, or say in which folder the results are")
 
 def _is_committed(folder):
     return Path(folder).resolve().parts[-2:] == ("nbs", "results")
