@@ -3,7 +3,8 @@
 # %% auto #0
 __all__ = ['CAP', 'NEAR', 'RISE', 'LEARNED', 'VERDICTS', 'TEST_SIZE', 'MACHINE', 'tolerance', 'last_digit', 'cap_of', 'curve_of',
            'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'learned_runs', 'judge_number',
-           'on_own_test', 'asked_in_full', 'Answer', 'best_runs', 'way_with_runs', 'answer_row', 'Versus', 'versus']
+           'on_own_test', 'asked_in_full', 'Answer', 'longest_runs', 'best_runs', 'way_with_runs', 'answer_row',
+           'Versus', 'versus']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -162,15 +163,19 @@ class Answer:
     allowed: float | None      # tolerance; None where there is nothing to compare
     verdict: str | None        # None where the paper reports no number
 
-def best_runs(records: Sequence[dict], table: str = "") -> list[dict]:     # of one model
-    "The longest training of each seed: of those trained in full if there are any, else of all."
-    full = [one for one in records if trained_in_full(one, curve_of(one), table)] or records
+def longest_runs(records: Sequence[dict]) -> list[dict]:       # of one model
+    "The longest training of each seed."
     alike = [{**record, "parameters": {name: value for name, value in record["parameters"].items()
-                                       if name not in ("epochs", "minutes")}} for record in full]
+                                       if name not in ("epochs", "minutes")}} for record in records]
     longest = {(record["seed"], str(sorted(record["parameters"].items()))): record for record in
                sorted(alike, key=lambda record: record["legs"][-1]["to_step"])}
-    by_id = {record["id"]: record for record in full}
+    by_id = {record["id"]: record for record in records}
     return [by_id[record["id"]] for record in chosen_runs(list(longest.values()))]
+
+def best_runs(records: Sequence[dict], table: str = "") -> list[dict]:     # of one model
+    "The longest training of each seed: of those trained in full if there are any, else of all."
+    return longest_runs([record for record in records if trained_in_full(
+        record, curve_of(record), table)] or records)
 
 def way_with_runs(way: Way, records: Sequence[dict]) -> Way:               # way: of a row
     "The way itself, or the first older one that has runs while it has none."
