@@ -138,8 +138,11 @@ def test_early_stopping_is_an_end_and_used_up_epochs_are_none():
     assert how_ended(asked, {}) == "unknown" and not trained_in_full(asked, {})
     assert how_ended(paper_run(.9, finished=False), curve(.5)) == "unfinished"
     assert how_ended(paper_run(.9), curve(*[.5] * 100)) == "limit" and trained_in_full(paper_run(.9), curve(*[.5] * 100))
+    logic = make(experiment="logic", profile="paper", parameters={"steps": 500}, legs=[{"to_step": 500}])
+    assert not trained_in_full(logic, {"step": [400]}) and trained_in_full(logic | {"legs": [{"to_step": 450}]}, {"step": [400]})
     by_steps = make(parameters={"steps": 500})
     assert [how_ended(by_steps, {"step": [250, last]}) for last in (400, 500)] == ["patience", "limit"]
+    assert how_ended(by_steps | {"legs": [{"to_step": 500}]}, {"step": [250, 400]}) == "limit"     # the last check was at step 400
 
 
 def test_a_curve_is_read_from_the_trace_of_a_record():

@@ -61,7 +61,10 @@ def how_ended(record: dict, curve: dict) -> str:       # curve: what curve_of ga
     for asked, made in (("epochs", "epoch"), ("steps", "step")):
         most = record["parameters"].get(asked)
         if most and curve.get(made):
-            return "patience" if curve[made][-1] < most else "limit"
+            done = curve[made][-1]
+            if made == "step" and record.get("legs"):      # the last check may be earlier
+                done = max(done, record["legs"][-1]["to_step"])
+            return "patience" if done < most else "limit"
     return "unknown"
 
 def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # table: of a paper
@@ -72,8 +75,10 @@ def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # tab
     settings = PAPER_SETTINGS.get(name, {}) | TABLE_SETTINGS.get(table, {})
     if any(asked.get(key) != value for key, value in settings.items()):
         return False
-    least = PAPER_EPOCHS.get(name, 0)
-    return (asked.get("epochs") or 0) >= least or how_ended(record, curve) == "patience"
+    if name not in PAPER_EPOCHS:
+        return how_ended(record, curve) != "limit"
+    whole = (asked.get("epochs") or 0) >= PAPER_EPOCHS[name]
+    return whole or how_ended(record, curve) == "patience"
 
 # %% ../../nbs/workshop/verdicts.ipynb #3e7be7c5
 NEAR = 5.0                 # points above the floor
