@@ -1,7 +1,6 @@
 """The first page and what search engines and link previews read: results from records, tree, sitemap, 404, descriptions."""
 import configparser
 import html
-import json
 import re
 from pathlib import Path
 from statistics import fmean
@@ -34,8 +33,9 @@ def address(about: dict) -> str:
 
 def headline(records: Path) -> str:
     "A table of the shown models: mean accuracy over seeds, scale and number of seeds, from records of full runs."
+    from rvnnbook.lab.records import latest, scan
     from rvnnbook.lab.verdicts import curve_of, how_ended
-    runs = [run for run in map(json.loads, records.read_text().splitlines()) if "metrics" in run]     # without revalidations
+    runs = latest(scan(records)[0])
     rows, ends = [], []
     for model in SHOWN:
         mine = [run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]]

@@ -227,7 +227,7 @@ def _revalidate(options):
     for record in chosen:
         try:
             found = revalidate(record, 60 * options.minutes)
-            line, held = f"holds: {found['repeated']}", held + 1
+            line, held = f"holds: {found['revalidated']}", held + 1
         except runs.RecordError as error:
             line = f"not confirmed: {error}"
         print(f"{record['experiment']} {record['id']} {line}", flush=True)

@@ -3,12 +3,11 @@
 # %% auto #0
 __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'LISTOPS_LENGTHS', 'RecordError', 'digest', 'identity',
            'code_hash', 'loaded_modules', 'code_hashes', 'Leg', 'Record', 'validate', 'signature', 'libraries',
-           'peak_memory', 'git_state', 'processor', 'machine', 'new_record', 'Trace', 'validate_trace', 'make_trace',
-           'end_to_end', 'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records',
-           'read_trace', 'check_results', 'check_weights', 'Merged', 'merge_records', 'changed_modules',
-           'is_revalidated', 'sittings', 'Revalidation', 'append_revalidation', 'select', 'latest', 'ListOpsRun',
-           'listops_runs', 'as_frame', 'load', 'query_records', 'results_table', 'aligned', 'write_csv',
-           'write_parquet']
+           'peak_memory', 'git_state', 'processor', 'machine', 'new_record', 'now_in_utc', 'Trace', 'validate_trace',
+           'make_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'current_names', 'scan',
+           'read_records', 'read_trace', 'check_results', 'check_weights', 'Merged', 'merge_records', 'changed_modules',
+           'sittings', 'select', 'latest', 'ListOpsRun', 'listops_runs', 'as_frame', 'load', 'query_records',
+           'results_table', 'aligned', 'write_csv', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -208,12 +207,12 @@ class Record(_Strict):
     finished: bool
     trace: _Hash | None
     recorded: _Time
+    revalidated: _Words | None = None      # what later code, that of `modules`, has repeated
 
 # %% ../../nbs/workshop/records.ipynb #b93abb3d
 def validate(record: dict) -> dict:    # JSON data -> the same
-    "Refuse a record, or a revalidation, with a field missing, unknown or out of range."
-    again = isinstance(record, dict) and "record" in record
-    _conform("the record", Revalidation if again else Record, record)
+    "Refuse a record with a field missing, unknown or out of range."
+    _conform("the record", Record, record)
     if (record["commit"] is None) != (record["dirty"] is None):
         raise RecordError("commit and dirty must be known together or not at all")
     if record["id"] != signature(record):
@@ -301,7 +300,7 @@ def new_record(
     now = code_hashes()                # modules that were loaded since are added
     modules = now | {name: was for name, was in modules.items() if name != "rvnnbook.registry"}
     here = legs[-1] if legs else machine()
-    return _signed({
+    record = {
         "experiment": experiment, "profile": profile, "seed": seed,
         "parameters": _without_profile_and_seed(parameters),
         "version": importlib.import_module("rvnnbook").__version__, "legs": list(legs),
@@ -309,13 +308,13 @@ def new_record(
         "peak_memory_mb": round(peak_memory(), 1),
         "wall_s": sum(leg["seconds"] for leg in legs) if wall_s is None else wall_s,
         "metrics": metrics, "rule": rule, "finished": finished,
-        "trace": None if trace is None else digest(trace, 12)})
+        "trace": None if trace is None else digest(trace, 12), **git_state(),
+        "libraries": libraries(), "recorded": now_in_utc()}
+    return validate({"id": signature(record), **record})
 
-def _signed(content):
-    "A valid line, with the state of this clone, the time and the id."
-    line = content | git_state() | {"libraries": libraries(), "recorded": datetime.now(
-        timezone.utc).isoformat(timespec="microseconds")}
-    return validate({"id": signature(line), **line})
+def now_in_utc() -> str:
+    "The time as records have it."
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 # %% ../../nbs/workshop/records.ipynb #ad51b3c1
 POINTS = 200               # most points of a curve, and most samples
@@ -429,7 +428,7 @@ def append(record: dict, trace: dict | None = None, folder: Path | None = None) 
 def _same_run(record, other):
     "Whether two records are of the same sittings and say the same of them."
     names = record.keys() - {"id", "recorded", "peak_memory_mb", "commit", "dirty"}
-    return record["id"] != other["id"] and all(record[name] == other[name] for name in names)
+    return record["id"] != other["id"] and all(record[name] == other.get(name) for name in names)
 
 # %% ../../nbs/workshop/records.ipynb #8ac9bec2
 OLD_NAMES = {"surprise": "nll", "surprise_by_piece": "nll_by_piece",
@@ -443,17 +442,10 @@ def current_names(content):            # JSON data, perhaps of an older version
         return [current_names(part) for part in content]
     return OLD_NAMES.get(content, content) if isinstance(content, str) else content
 
-_LATER_CODE = {}           # id of a record -> hashes of later code that gave the same results
-
 def scan(path: Path) -> tuple:         # a file, which need not exist -> records, faults in words
     "Read a file of records line by line: the valid records, and what is wrong with other lines."
     lines, faults = _scan(Path(path))
-    records, again = ([content for content, _ in lines.values() if ("record" in content) == kind]
-                      for kind in (False, True))
-    _LATER_CODE.update({record["id"]: [] for record in records})
-    for content in again:
-        _LATER_CODE.setdefault(content["record"], []).append(content["modules"])
-    return records, faults
+    return [record for record, _ in lines.values()], faults
 
 # %% ../../nbs/workshop/records.ipynb #5d2f1b05
 def _scan(path):
@@ -466,10 +458,9 @@ def _scan(path):
             record = json.loads(line)
             if record["experiment"] != path.stem:
                 raise RecordError(f"experiment is {record['experiment']!r}, in this file")
-            if record.get("profile") == "smoke" and _is_committed(path.parent):
+            if record["profile"] == "smoke" and _is_committed(path.parent):
                 raise RecordError("a smoke run is no result")
-            record |= {name: current_names(record[name])
-                       for name in ("metrics", "rule") if name in record}
+            record |= {name: current_names(record[name]) for name in ("metrics", "rule")}
             found[record["id"]] = record, line + b"\n"      # a merge may bring a line twice
         except RecordError as error:
             faults.append(f"{path.name}:{number}: {error}")
@@ -520,17 +511,15 @@ def check_results(folder: Path | None = None, experiment: str | None = None) -> 
     "Read every record and every trace of a folder, or of one experiment: the faults, in words."
     folder, wrong, known = Path(folder or results_folder()), [], set()
     for path in sorted(folder.glob(f"{experiment or '*'}.jsonl")):
-        lines, faults = _scan(path)
+        records, faults = scan(path)
         wrong += faults
-        known |= {key for key, (content, _) in lines.items() if "record" not in content}
-        for key, (content, _) in lines.items():
+        known |= {record["id"] for record in records}
+        for record in records:
             try:
-                if content.get("trace"):
-                    read_trace(content, folder)
-                if content.get("record", key) not in known:
-                    wrong.append(f"{path.name}: revalidation {key} belongs to no valid record")
+                if record["trace"]:
+                    read_trace(record, folder)
             except RecordError as error:
-                wrong.append(f"{path.name}: record {key}: {error}")
+                wrong.append(f"{path.name}: record {record['id']}: {error}")
     strays = [] if experiment else sorted((folder / "traces").glob("*"))
     return wrong + [f"traces/{path.name} belongs to no valid record" for path in strays
                     if path.stem not in known]
@@ -572,16 +561,15 @@ def merge_records(sources: Iterable[Path], folder: Path | None = None) -> Merged
                     new[key] = line
                 except RecordError as error:
                     refused.append(f"{source.name}/{path.name}: record {key}: {error}")
-            records = [lines[key][0] for key in _add_lines(folder / path.name, new)]
-            added += [record for record in records if "record" not in record]
+            added += [lines[key][0] for key in _add_lines(folder / path.name, new)]
     return Merged(added, refused, _conflicts(added, folder))
 
 def _take_trace(record, source, folder):
     "Bring the trace of a record that may be merged."
     from rvnnbook.data.listops import write_whole
-    if record.get("profile") == "smoke":
+    if record["profile"] == "smoke":
         raise RecordError("a smoke run is no result")
-    if record.get("trace"):
+    if record["trace"]:
         read_trace(record, source)
         text, place = trace_path(record, source).read_bytes(), trace_path(record, folder)
         if not (place.is_file() and place.read_bytes() == text):
@@ -602,51 +590,16 @@ def _conflicts(added, folder):
             for run, found in outcomes.items() if run in wanted and len(set(found.values())) > 1]
 
 # %% ../../nbs/workshop/records.ipynb #daf48521
-def _changes(record, known):
-    "Modules that changed since the run and since each of its revalidations, the last one first."
-    states = [*reversed(_LATER_CODE.get(record.get("id"), ())), record["modules"]]
-    return [[name for name, now in code_hashes(modules, known).items() if now != modules[name]]
-            for modules in states]
-
 def changed_modules(record: dict, known: dict | None = None) -> list[str]:
-    "Modules whose code is no longer that of the run, or of its revalidation: any makes it stale."
-    return min(_changes(record, known), key=len)       # known: what code_hashes has hashed before
-
-def is_revalidated(record: dict, known: dict | None = None) -> bool:
-    "Whether the code is no longer that of the run, but that of a revalidation."
-    changes = _changes(record, known)
-    return bool(changes[-1]) and [] in changes
+    "Modules whose code is no longer that of the record: any makes it stale."
+    now = code_hashes(record["modules"], known)        # known: what code_hashes has hashed before
+    return [name for name in now if now[name] != record["modules"][name]]
 
 def sittings(records: Iterable[dict]) -> tuple[str, str]:
     "Commits, + where they had uncommitted changes, and devices: of trainings, else of recording."
     legs = [leg for record in records for leg in record["legs"] or [record]]
     names = [leg["commit"][:7] + "+" * leg["dirty"] if leg["commit"] else "unknown" for leg in legs]
     return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(l["device"] for l in legs))
-
-# %% ../../nbs/workshop/records.ipynb #5d2f1b02
-class Revalidation(_Strict):
-    "Later code gave the results of a record: its first training steps, or its metrics."
-    id: _Id
-    record: _Id
-    experiment: _Experiment
-    repeated: _Words
-    differences: Annotated[dict[_Words, _Number], Field(min_length=1)]
-    commit: _Commit
-    dirty: bool | None
-    modules: _Modules
-    device: _Words
-    threads: _Count
-    libraries: _Libraries
-    recorded: _Time
-
-def append_revalidation(record: dict, repeated: str, differences: dict, modules: dict,
-                        folder: Path) -> dict:         # the line that was added
-    "Note what was repeated of a record with later code, and how far its numbers are from it."
-    line = _signed({"record": record["id"], "experiment": record["experiment"],
-                    "repeated": repeated, "differences": differences, "modules": modules,
-                    "device": machine()["device"], "threads": record["threads"]})
-    _add_lines(folder / f"{record['experiment']}.jsonl", {line["id"]: _line(line)})
-    return line
 
 # %% ../../nbs/workshop/records.ipynb #2202198a
 def select(records: Iterable[dict], **wanted) -> list[dict]:   # profile="cpu", dim=128, ...
@@ -691,11 +644,10 @@ def as_frame(records: Sequence[dict]):     # -> pandas.DataFrame, a row for each
     import pandas
     nested, known = {"parameters", "legs", "modules", "libraries", "metrics"}, {}
     names = [*(name for name in Record.model_fields if name not in nested),
-             "steps_done", "stale", "revalidated"]
+             "steps_done", "stale"]
     fields = [record | {
         "steps_done": sum(leg["to_step"] - leg["from_step"] for leg in record["legs"]),
-        "stale": bool(changed_modules(record, known)),
-        "revalidated": is_revalidated(record, known)} for record in records]
+        "stale": bool(changed_modules(record, known))} for record in records]
     metrics = [{f"{split}: {name}": value for split, row in record["metrics"].items()
                 for name, value in row.items()} for record in records]
     taken = set(names).union(*metrics)
@@ -778,7 +730,7 @@ def _outcome(runs, known):
             **{title: _mean_text(several) for title, several in values.items()},
             "commit": sittings(runs)[0], "": "; ".join(
                 [f"stale: {stale}"] * bool(stale)
-                + ["revalidated"] * any(is_revalidated(run, known) for run in runs)
+                + ["revalidated"] * any(run.get("revalidated") for run in runs)
                 + ["unfinished"] * (not all(run["finished"] for run in runs)))}
 
 def _mean_text(values):

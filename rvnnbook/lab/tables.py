@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 
-from .records import (PROFILES, aligned, changed_modules, is_revalidated, latest,
-                                  sittings)
+from .records import PROFILES, aligned, changed_modules, latest, sittings
 
 # %% ../../nbs/workshop/tables.ipynb #69beff1c
 def summary(values: Sequence[float], statistic: str | None) -> tuple:  # "median", else the mean
@@ -106,7 +105,7 @@ def provenance(runs: Sequence[dict], modules: bool = True) -> str:     # what ch
         f"{runs[0]['profile']} profile", f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
         devices, f"commit {commits}", *["unfinished"] * (not runs[0]["finished"]),
         *[f"stale, since {', '.join(changed) if modules else 'code'} changed"] * bool(changed),
-        *["revalidated for later code"] * any(map(is_revalidated, runs))])
+        *["revalidated for later code"] * any(run.get("revalidated") for run in runs)])
 
 # %% ../../nbs/workshop/tables.ipynb #97d4da9c
 @dataclass(frozen=True)
