@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['PERCENT', 'Behind', 'summary', 'TableError', 'PaperTable', 'paper_tables', 'paper_table', 'chosen_runs', 'provenance',
            'NumberPair', 'pair', 'Shown', 'Comparison', 'comparison', 'table_lines', 'runs_text', 'number_text',
-           'table_notes', 'run_lines', 'folded_runs', 'as_html', 'as_markdown', 'as_text', 'RunList']
+           'table_notes', 'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList']
 
 # %% ../../nbs/workshop/tables.ipynb #d9f5afcb
 import difflib
@@ -143,9 +143,8 @@ def pair(
 
 # %% ../../nbs/workshop/tables.ipynb #31b2ca8c
 class Shown:
-    "A table that shows itself in a page, in Markdown and in a terminal: what parts() gives."
+    "A table that shows itself in a page and in a terminal: what parts() gives."
     def _repr_html_(self): return as_html(*self.parts())
-    def _repr_markdown_(self): return as_markdown(*self.parts())
     def __repr__(self): return as_text(*self.parts())
 
 @dataclass(frozen=True, repr=False)
@@ -274,14 +273,6 @@ def as_html(title: str, lines: list[list[str]], notes: list[str],    # lines: ce
             f"<thead><tr>{row(lines[0], 'col')}</tr></thead>"
             f"<tbody><tr>{row(lines[1], 'row')}</tr>{body}</tbody></table>{below}"
             + folded_runs(behind))
-
-def as_markdown(title: str, lines: list[list[str]], notes: list[str],    # as in as_html
-                behind: Behind = ()) -> str:
-    "The same table as Markdown."
-    head, *body = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    rule = ["---", "---", *["---:"] * (len(head) - 2)]
-    rows = [f"| {' | '.join(line)} |" for line in [head, rule, *body]]
-    return "\n\n".join([f"**{title}**", "\n".join(rows), *notes, *run_lines(behind)])
 
 def as_text(title: str, lines: list[list[str]], notes: list[str],    # as in as_html
             behind: Behind = ()) -> str:
