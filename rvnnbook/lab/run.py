@@ -3,11 +3,10 @@
 # %% auto #0
 __all__ = ['FINISHED', 'RAISED', 'REFUSED', 'STOPPED', 'SITTING', 'SIGNALS', 'VARIABLES', 'StatusError', 'try_lock', 'hold',
            'holder', 'run_folder', 'run_path', 'run_identity', 'recorded_runs', 'tagged_cells', 'run_cells', 'execute',
-           'stop_on_signals', 'environment', 'logged', 'run_experiment']
+           'handle_signals', 'stop_on_signals', 'environment', 'logged', 'run_experiment']
 
 # %% ../../nbs/workshop/run.ipynb #4dc96ad6
 import ast
-import hashlib
 import io
 import json
 import math
@@ -18,14 +17,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
 from .records import (
-    git_state, identity, libraries, processor, results_folder, scan)
+    digest, git_state, identity, libraries, processor, results_folder, scan)
 from .settings import ParameterError, check_parameters, open_notebook
 
 # %% ../../nbs/workshop/run.ipynb #d7649c2d
@@ -94,9 +93,7 @@ def _lock(path):
         _run.locks[path] = hold(path)
 
 def _named(experiment, settings):
-    text = json.dumps(settings, sort_keys=True)
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    return f"{experiment}-{settings['profile']}-{digest}"
+    return f"{experiment}-{settings['profile']}-{digest(settings, 8)}"
 
 def run_path(source: Path, run: SimpleNamespace) -> Path:      # a notebook, its checked parameters
     "The file name of the executed copy."
@@ -243,6 +240,18 @@ def execute(
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
+def handle_signals(handle: Callable, afterwards=None) -> Iterator[dict]:   # handle(number, frame)
+    "Call a function on a stop signal; ignored ones stay ignored, as below nohup."
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in SIGNALS
+              if main and signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield before
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if afterwards is None else afterwards)
+
+@contextmanager
 def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ignore them afterwards
     "Interrupt the block on a signal, once, with exit status 75; a second signal ends the process."
     def handle(number, frame):
@@ -254,23 +263,20 @@ def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ig
     timer = threading.Timer(limit, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)        # Ray's workers block SIGINT
-    before = {number: signal.signal(number, handle) for number in SIGNALS
-              if signal.getsignal(number) != signal.SIG_IGN}
-    try:
-        if limit < math.inf:
-            timer.start()
-        yield
-    except BaseException:
-        if not _run.signals:
-            raise
-        name = signal.Signals(_run.signals[0][0]).name
-        raise StatusError(f"{name}: stopped; run the same command again to resume",
-                          STOPPED) from None
-    finally:
-        timer.cancel()
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if last else handler)
-        _run.signals.clear()
+    with ExitStack() as stack:
+        stack.callback(_run.signals.clear)
+        stack.enter_context(handle_signals(handle, signal.SIG_IGN if last else None))
+        stack.callback(timer.cancel)
+        try:
+            if limit < math.inf:
+                timer.start()
+            yield
+        except BaseException:
+            if not _run.signals:
+                raise
+            name = signal.Signals(_run.signals[0][0]).name
+            raise StatusError(f"{name}: stopped; run the same command again to resume",
+                              STOPPED) from None
 
 def _has_unfinished(names):
     "Whether any outcome of a training among these names, or at the end of a list, is unfinished."

@@ -2,10 +2,10 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'ENGINES', 'SweepError', 'read_sweep_text', 'SweepSettings', 'check_sweep_settings', 'rows', 'SweepTask',
-           'SweepPlan', 'check_tasks', 'make_plan', 'Order', 'command_of', 'request', 'requested', 'collect_signals',
-           'stop_requested', 'Attempt', 'make_run', 'attempt_run', 'State', 'state_after', 'last_attempt',
-           'poll_states', 'cores', 'slots', 'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool', 'only_one', 'sweep',
-           'outcome', 'stop_sweep', 'report', 'obey_sweep']
+           'SweepPlan', 'check_tasks', 'make_plan', 'Order', 'command_of', 'request', 'requested', 'stop_requested',
+           'Attempt', 'make_run', 'attempt_run', 'State', 'state_after', 'last_attempt', 'poll_states', 'cores',
+           'slots', 'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool', 'only_one', 'sweep', 'outcome', 'stop_sweep',
+           'report', 'obey_sweep']
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
 import itertools
@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from .run import (FINISHED, REFUSED, SIGNALS, STOPPED, StatusError, hold, holder,
+from .run import (FINISHED, REFUSED, STOPPED, StatusError, handle_signals, hold, holder,
                               recorded_runs, run_identity, run_path)
 from .settings import (
     ParameterError, check_model, check_parameters, open_notebook, parse_value)
@@ -205,24 +204,11 @@ def requested(folder: Path) -> str:        # of a sweep
         return (Path(folder) / "request").read_text().strip().removeprefix("go")
     return ""
 
-@contextmanager
-def collect_signals():     # list of (number, time), filled while in the block
-    "Record the signals that request a stop, instead of ending; ignored ones stay ignored."
-    received, main = [], threading.current_thread() is threading.main_thread()
-    record = lambda number, frame: received.append((number, time.monotonic()))
-    before = {number: signal.signal(number, record) for number in SIGNALS
-              if main and signal.getsignal(number) != signal.SIG_IGN}  # as under `nohup`
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-def stop_requested(folder: Path, signals: list[tuple]) -> bool:    # of a sweep; number and time
+def stop_requested(folder: Path, signals: list[float]) -> bool:    # of a sweep; their times
     "Pass signals on to the workers of a sweep, and see whether a request was made elsewhere."
     if signals:
         with suppress(OSError):
-            request(folder, "kill" if signals[-1][1] - signals[0][1] > 0.5 else "stop")
+            request(folder, "kill" if signals[-1] - signals[0] > 0.5 else "stop")
     return bool(signals or requested(folder))
 
 # %% ../../nbs/workshop/sweep.ipynb #77135789
@@ -452,8 +438,9 @@ def sweep(
     environment = {name: str(Path(os.environ.get(name, default)).resolve()) for name, default
                    in (("RVNNBOOK_RUNS", "runs"), ("RVNNBOOK_DATA", "data"))}
     patience = {name: plan.settings[name] for name in ("retries", "backoff")}
-    with (only_one(plan), ENGINES[engine](plan, address) as submit,
-          collect_signals() as signals):     # after the engine: Ray sets a handler for SIGTERM
+    signals = []
+    with (only_one(plan), ENGINES[engine](plan, address) as submit,      # Ray handles SIGTERM, too
+          handle_signals(lambda number, frame: signals.append(time.monotonic()))):
         states = poll_states(plan)
         todo = [task for task in plan.tasks if states[task.key].word != "finished" or plan.scratch]
         states |= {task.key: State() for task in todo}

@@ -14,7 +14,6 @@ import math
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from ..data.batches import BucketLoader, to_device, shard_batch
 from ..data.listops import VOCABULARY, collate_listops, make_split
 from .records import current_names, git_state, machine
+from .run import handle_signals
 from ..tasks.classify import Classifier, cross_entropy, load_pretrained, predict_labels
 
 # %% ../../nbs/workshop/train.ipynb #fc753625
@@ -374,20 +374,14 @@ def restore(run: Run):    # just made
 @contextmanager
 def stop_signals():      # list of the signals received
     "Record SIGINT, SIGTERM and SIGHUP; pass them on at the end to a handler that the program set."
-    received, main = [], threading.current_thread() is threading.main_thread()
+    received = []
 
     def record(number, frame):
         received.append(number)
         signal.signal(number, before[number])          # for a second one
 
-    before = {number: signal.signal(number, record)
-              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-              if main and signal.getsignal(number) != signal.SIG_IGN}
-    try:
+    with handle_signals(record) as before:
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     handler = signal.getsignal(received[0]) if received else None
     if callable(handler) and handler is not signal.default_int_handler:
         handler(received[0], None)
