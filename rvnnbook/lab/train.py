@@ -4,8 +4,8 @@
 __all__ = ['OPTIMIZERS', 'BETTER', 'make_optimizer', 'TrainConfig', 'copy_of', 'Run', 'classification_loss', 'gradient',
            'TrainingError', 'step', 'check', 'pack_state', 'unpack_state', 'CheckpointError', 'write_synced',
            'sync_folder', 'write_checkpoint', 'read_checkpoint', 'save', 'refuse_other_settings', 'restore',
-           'stop_signals', 'agree', 'Outcome', 'train', 'evaluate_classifier', 'fit_classifier', 'fit_scorer',
-           'load_best', 'export_weights', 'load_weights']
+           'stop_signals', 'agree', 'Outcome', 'train', 'evaluate_classifier', 'fit_scorer', 'load_best',
+           'export_weights', 'load_weights']
 
 # %% ../../nbs/workshop/train.ipynb #3f7dde58
 import hashlib
@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -449,26 +449,6 @@ def evaluate_classifier(model: nn.Module, dealt: Iterable) -> dict[str, float]: 
     right = torch.cat(right)
     return {"accuracy": float(right.double().mean()),
             "nll": float(sum(nats) / len(right))}
-
-# %% ../../nbs/workshop/train.ipynb #969e79fe
-def fit_classifier(
-    encoder: nn.Module,        # with new weights
-    examples: Sequence,        # of ListOps
-    epochs: int,               # passes over the examples
-    trees_of: Callable = lambda batch: batch.trees,    # the trees that the encoder is given
-) -> tuple[Classifier, list[float]]:                   # the trained model; its loss at every step
-    "Train a classifier of expressions with AdamW."
-    model = Classifier(encoder, vocabulary=len(VOCABULARY), classes=10)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    batches, losses = BucketLoader(examples, 64, collate_listops, seed=0), []
-    while batches.epoch < epochs:
-        batch = batches.next()
-        loss = model(batch.ids, batch.mask, trees=trees_of(batch), labels=batch.labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return model, losses
 
 # %% ../../nbs/workshop/train.ipynb #8906daac
 def fit_scorer(
