@@ -20,11 +20,11 @@ from rvnnbook.encoders import compiled_beam, efficient_beam
 from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, cases, check_settings, findings, forms_of, fresh,
-                                gap, growth, known_counts, measure, memory_level, memory_peak, recorded_bench, split_name, summarize, take_turns)
+                                gap, growth, measure, memory_level, recorded_bench, split_name, summarize, take_turns)
 from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, inference, library_attention, library_beam,
                                    library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, tables_kept,
                                    training_step, usual_forms)
-from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
+from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, peak_memory, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 FORMS = tuple(CRVNN.forms)
@@ -79,9 +79,6 @@ def test_forms_take_turns_and_medians_are_those_of_what_was_measured():
         if form != "products":
             assert line["memory_mb"] == median(f["memory_mb"] for f in mine)
             assert line["rounds"] == sum(mine[0]["counts"]) / case[1]
-    for place, task in enumerate(asked):
-        if task["form"] == "products":
-            assert task["counts"] == found[place - 1]["counts"] and len(task["counts"]) == task["batch"]
 
 
 @pytest.mark.parametrize("length, batch, dim", [(30, 1, 8), (40, 3, 16), (150, 2, 4)])
@@ -179,12 +176,16 @@ def test_the_tree_of_gates_in_its_forms(ragged):
     assert count.total == 3 * 2 * sum(spread(30, 3, ragged)) * (8 * 8 + 9 * 8 * 8 + 6 * 8)
 
 
-def test_the_products_are_measured_for_the_rounds_of_the_library():
-    assert known_counts({"literal": [{"counts": [5]}], "library": [{"counts": [4]}]}) == [4]
-    with Count() as count:
-        measure("crvnn", "products", length=20, batch=2, dim=8, counts=[40, 30])
-    one = 3 * 2 * (16 * 32 + 32 * 32 + (5 * 8 + 64) * 8 + 8)           # a position, a round
-    assert count.total == one * (19 * 70 + 7)                          # seven positions and one round of eight tokens go first
+@pytest.mark.parametrize("subject, form, wanted", [("crvnn", "products", None), ("beam_tree", "products", None), ("beam_tree", "products, inference", [0, 0])])
+def test_the_products_are_measured_for_the_counts_of_the_library(subject, form, wanted, monkeypatch):
+    asked, about = [], SUBJECTS[subject]
+    def products(encoder, lengths, counts):
+        asked.append((lengths, counts))
+        return about.products(encoder, lengths, counts)
+    library = measure(subject, "library", 20, 2, 8)
+    monkeypatch.setitem(SUBJECTS, subject, about._replace(products=products))
+    assert set(measure(subject, form, 20, 2, 8)) == {"seconds"}
+    assert asked == [([8], [1]), ([20, 20], wanted or library["counts"])]          # eight tokens go first
 
 
 def test_no_form_has_fewer_products_than_the_floor():
@@ -381,17 +382,15 @@ def test_the_beams_products_are_those_of_its_cell(ragged):
     assert searched.total < forms[library_beam, inference].total < 1.8 * searched.total               # leaves and the scorer
 
 
-def test_the_beams_products_wait_for_the_library():
+def test_a_form_that_fails_is_not_measured_again():
     asked = []
     def one(task, limit):
-        asked.append(task)
+        asked.append(task["form"])
         return {"failed": {"out_of_memory": 1}} if task["form"] == "library" else measure(**task)
-    forms = [form for form in BEAM.forms if "compiled" not in form]
-    metrics = take_turns("beam_tree", (12,), (2,), dim=8, repeats=2, forms=forms, one=one)
-    assert metrics["n = 12, batch 2, products"] == {"nodes_unknown": 1} and metrics["n = 12, batch 2, library"] == {"out_of_memory": 1}
-    assert [task["counts"] for task in asked if "counts" in task] == [[0, 0]] * 2
-    assert metrics["n = 12, batch 2, products, inference"]["count"] == 2
-    assert findings(metrics)[-2:-1] == ["Without a result: n = 12, batch 2, library (out of memory); n = 12, batch 2, products (nodes unknown)."]
+    metrics = take_turns("beam_tree", (12,), (2,), dim=8, repeats=2, forms=("literal", "library", "products"), one=one)
+    assert asked == ["literal", "library", "products", "literal", "products"]
+    assert metrics["n = 12, batch 2, library"] == {"out_of_memory": 1} and metrics["n = 12, batch 2, products"]["count"] == 2
+    assert findings(metrics)[-1:] == ["Without a result: n = 12, batch 2, library (out of memory)."]
 
 
 def test_a_choice_tipped_by_rounding_is_no_mistake():
@@ -446,7 +445,7 @@ def test_the_peak_is_of_memory_in_use_and_begins_anew():
     for make, megabytes in ((torch.ones, 200), (torch.ones, 50), (torch.empty, 400)):      # what is asked for and not used has no pages
         level = memory_level("cpu")
         make(megabytes * 250_000)
-        grown.append(memory_peak("cpu") - level)
+        grown.append(peak_memory() - level)
     assert grown == pytest.approx([200, 50, 0], abs=10)
 
 
@@ -467,13 +466,13 @@ def test_the_checkpointed_form_keeps_less():
 
 
 def test_what_fails_is_told(tmp_path):
-    "Too little memory for a step, then no rounds for the products."
+    "Too little memory for a step, and enough for the products."
     told = []
     metrics = take_turns("crvnn", (1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), tell=told.append)
-    assert metrics == {"n = 1000, batch 1, literal": {"out_of_memory": 1}, "n = 1000, batch 1, products": {"rounds_unknown": 1}}
-    assert told == ["n = 1000, batch 1, literal: out of memory", "n = 1000, batch 1, products: rounds unknown"]      # and not tried again
-    assert [line[:3] for line in bench_lines(metrics)[2:]] == [["n = 1000, batch 1", "literal", "out of memory"], ["", "products", "rounds unknown"]]
-    assert findings(metrics) == ["Without a result: n = 1000, batch 1, literal (out of memory); n = 1000, batch 1, products (rounds unknown)."]
+    assert metrics["n = 1000, batch 1, literal"] == {"out_of_memory": 1} and metrics["n = 1000, batch 1, products"]["count"] == 2
+    assert told[0] == "n = 1000, batch 1, literal: out of memory" and len(told) == 3                # and not tried again
+    assert bench_lines(metrics)[2][:3] == ["n = 1000, batch 1", "literal", "out of memory"]
+    assert findings(metrics) == ["Without a result: n = 1000, batch 1, literal (out of memory)."]
     settings = dict(lengths=[1000], batches=[1], dim=2, threads=1, repeats=2, device="cpu", memory=20)
     record = bench_record("crvnn", metrics, settings, code_hashes(), 2.5)
     append(record, folder=tmp_path)

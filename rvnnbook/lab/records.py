@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from json.encoder import encode_basestring_ascii
@@ -255,9 +256,11 @@ def peak_memory() -> float:                  # megabytes
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 1e6
+    with suppress(OSError):                # Linux: the usage below begins with that of the parent
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024 / 1e6
     import resource
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6        # macOS: in bytes
 
 # %% ../../nbs/workshop/records.ipynb #9704ec4e
 def git_state() -> dict:   # "commit": hash or None; "dirty": bool or None
