@@ -146,10 +146,10 @@ def obey(options: argparse.Namespace) -> str:          # what `parser` parsed; t
         return _data(options)
     if options.command == "results":
         return _results(options)
-    return _bench(options) if options.command == "bench" else _run(options)
+    return _bench(options) if options.command == "bench" else _run_notebook(options)
 
 # %% ../nbs/workshop/cli.ipynb #bba4933b
-def _run(options):
+def _run_notebook(options):
     "Run an experiment."
     from rvnnbook.lab.run import run_experiment
     from rvnnbook.lab.settings import (
@@ -207,10 +207,10 @@ def _merge(options):
     if not options.folders:
         raise RecordError("merge takes the folders that other machines sent")
     merged = merge_records(options.folders)
-    said = "\n".join([f"records added: {len(merged.added)}", *merged.conflicts])
+    summary = "\n".join([f"records added: {len(merged.added)}", *merged.conflicts])
     if merged.refused:
-        raise RuntimeError("\n".join([said, "rejected:", *merged.refused]))
-    return said
+        raise RuntimeError("\n".join([summary, "rejected:", *merged.refused]))
+    return summary
 
 def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."

@@ -158,7 +158,7 @@ def _in_order(ranges):
     return ranges
 
 _Positive = Annotated[int, Field(ge=1)]
-_Words = Annotated[Sequence[str], AfterValidator(_once)]
+_Names = Annotated[Sequence[str], AfterValidator(_once)]
 
 class Conditions(BaseModel):
     "Settings of both benchmarks."
@@ -185,13 +185,13 @@ class FormSettings(Conditions):
     repeats: _Positive = 3                 # steps of each form
     limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0  # seconds of a measurement
     ragged: bool = False                   # sentences of many lengths in a batch
-    forms: _Words | None = None            # all if not given
+    forms: _Names | None = None            # all if not given
 
 RANGES = ((200, 250), (500, 600), (900, 1000), (1500, 2000))       # tokens, as in rir Table 1
 
 class StepSettings(Conditions):
     "Settings of `compare_encoders`."
-    encoders: _Words | None = None         # all if not given
+    encoders: _Names | None = None         # all if not given
     ranges: Annotated[Sequence[tuple[int, int]], AfterValidator(_once),
                       AfterValidator(_in_order)] = RANGES      # fewest and most tokens of each
     samples: _Positive = 100               # expressions in a range
@@ -238,17 +238,17 @@ def take_turns(
     **settings,                        # the others of FormSettings
 ) -> dict[str, dict]:                  # "n = 100, batch 1, library" -> name -> number
     "A step in all forms of a subject, in turns."
-    asked = check_settings(subject, dict(settings, lengths=lengths, batches=batches))
-    common = {name: asked[name] for name in ("dim", "threads", "device", "memory", "ragged")}
+    filled = check_settings(subject, dict(settings, lengths=lengths, batches=batches))
+    common = {name: filled[name] for name in ("dim", "threads", "device", "memory", "ragged")}
     metrics, about = {} if into is None else into, SUBJECTS[subject]
-    chosen = [form for form in about.forms if form in asked["forms"]]
+    chosen = [form for form in about.forms if form in filled["forms"]]
     for batch, length in product(batches, lengths):
         taken = {form: [] for form in chosen}
-        for _, form in product(range(asked["repeats"]), chosen):
+        for _, form in product(range(filled["repeats"]), chosen):
             if any("failed" in found for found in taken[form]):
                 continue
             task = dict(subject=subject, form=form, length=length, batch=batch, **common)
-            found = one(task, asked["limit"])
+            found = one(task, filled["limit"])
             taken[form].append(found)
             metrics |= {split_name(length, batch, name, common["ragged"]): row
                         for name, row in summarize(taken, about.counts).items()}
@@ -377,13 +377,13 @@ def agreement(metrics: dict[str, dict]) -> list[str]:  # of take_turns; nothing 
         return [f"BEWARE: the forms differ by {worst:.0e} of the literal form's largest entry "
                 f"({'; '.join(wrong)}). They did not compute the same, and their ratios mean "
                 "nothing."]
-    said = [f"Roots and gradients agree with the literal form's to {worst:.0e} of their largest "
-            f"entry, compared at {'; '.join(compared)}."]
+    sentences = [f"Roots and gradients agree with the literal form's to {worst:.0e} of their "
+                 f"largest entry, compared at {'; '.join(compared)}."]
     if tipped := [split for split in compared if "tipped" in metrics[split]]:
-        said.append(f"At {'; '.join(tipped)} rounding tipped a choice, and the trees are not those "
-                    "of the literal form: there roots were compared in double precision, and "
-                    "gradients were not.")
-    return said
+        sentences.append(f"At {'; '.join(tipped)} rounding tipped a choice, and the trees are not "
+                         "those of the literal form: there roots were compared in double "
+                         "precision, and gradients were not.")
+    return sentences
 
 # %% ../../nbs/workshop/bench.ipynb #d5db9bc5
 def grown(metrics: dict[str, dict], batch: int) -> list[str]:          # B
@@ -397,19 +397,19 @@ def grown(metrics: dict[str, dict], batch: int) -> list[str]:          # B
             if (power := growth(values)) is not None:
                 parts.setdefault(last_two(values), []).append(f"n^{power:.1f} ({form})")
         sentences += [f"Between {names[first, batch]} and {names[last, batch]}, batch {batch}, "
-                      f"{word} grows like {', '.join(said)}."
-                      for (first, last), said in parts.items()]
+                      f"{word} grows like {', '.join(powers)}."
+                      for (first, last), powers in parts.items()]
     return sentences
 
 # %% ../../nbs/workshop/bench.ipynb #3c3ce2d1
 def findings(metrics: dict[str, dict]) -> list[str]:   # of take_turns, or its record
     "Sentences that state the numbers."
     batches = dict.fromkeys(batch for _, batch in cases(metrics).values())
-    said = [sentence for batch in batches for sentence in grown(metrics, batch)]
+    sentences = [sentence for batch in batches for sentence in grown(metrics, batch)]
     if failed := [f"{split} ({describe_measurement(line)})" for split, line in metrics.items()
                   if "seconds" not in line]:
-        said.append(f"Without a result: {'; '.join(failed)}.")
-    return said + agreement(metrics)
+        sentences.append(f"Without a result: {'; '.join(failed)}.")
+    return sentences + agreement(metrics)
 
 # %% ../../nbs/workshop/bench.ipynb #129dcaad
 def draw_range(low: int, high: int, count: int) -> list[str]:  # tokens; how many expressions
@@ -470,13 +470,13 @@ def compare_encoders(
     **settings,                            # the others of StepSettings
 ) -> dict[str, dict]:                      # "200 to 250 tokens, crvnn" -> name -> number
     "Cost of a step of training, for encoders and ranges of lengths (rir Table 1)."
-    asked = check_settings("efficiency", dict(settings, encoders=encoders, ranges=ranges,
+    filled = check_settings("efficiency", dict(settings, encoders=encoders, ranges=ranges,
                                               samples=samples))
-    common = {name: asked[name] for name in ("dim", "threads", "device", "memory", "limit")}
+    common = {name: filled[name] for name in ("dim", "threads", "device", "memory", "limit")}
     metrics, too_much = {} if into is None else into, set()
     for low, high in ranges:
         expressions = draw_range(low, high, samples)
-        for name in asked["encoders"]:
+        for name in filled["encoders"]:
             found = ({"failed": {"out_of_memory": 1}} if name in too_much
                      else one(dict(name=name, expressions=expressions, **common)))
             metrics[f"{low} to {high} tokens, {name}"] = found.get("failed", found)
@@ -557,12 +557,12 @@ def bench(
     tell: Callable = lambda line: None,  # called with a line after each measurement
 ) -> dict[str, dict]:          # such as "n = 100, batch 1, library" -> name -> number
     "Measure, and record it if asked to. After an interruption, encoders measured so far are kept."
-    asked, every = check_settings(subject, settings), subject == "efficiency"
+    filled, every = check_settings(subject, settings), subject == "efficiency"
     folder = results_folder(profile) if profile else None
     metrics, modules, started, done = {}, code_hashes(), time.monotonic(), False
     try:
         (compare_encoders if every else partial(take_turns, subject))(
-            into=metrics, tell=tell, **asked)
+            into=metrics, tell=tell, **filled)
         done = True
     finally:                                   # an interruption, too, comes after hours
         if profile and metrics and (done or every):
@@ -579,7 +579,7 @@ def recorded_bench(subject: str, ragged: bool = False) -> tuple[dict, list[str]]
     records = records if subject == "efficiency" else records[-1:]
     if not records:
         return {}, ["There is no record yet."]
-    told, last = provenance(records, modules=False), records[-1]
+    source, last = provenance(records, modules=False), records[-1]
     metrics = {split: found for record in records for split, found in record["metrics"].items()}
-    return metrics, [f"Width {last['parameters']['dim']}; {told}; {last['rule']}; "
+    return metrics, [f"Width {last['parameters']['dim']}; {source}; {last['rule']}; "
                      f"{last['threads']} thread(s)."]

@@ -110,7 +110,7 @@ def _file_hash(module):
 PROFILES = ("smoke", "cpu", "paper")         # from seconds to the papers' settings
 
 @cache
-def _is_innocent(text):    # records say the same words again and again
+def _has_no_path(text):    # records say the same words again and again
     return (text.strip() != ""
             and not re.search(r"(?:^|[\s='\"(:,])(?:~?/|\\\\|[A-Za-z]:\\)[\w.]", text))
 
@@ -119,7 +119,7 @@ def _is_finite(value):
 
 def _is_setting(value):
     return (value is None or type(value) is bool or _is_finite(value)
-            or type(value) is str and _is_innocent(value))
+            or type(value) is str and _has_no_path(value))
 
 def _is_in_utc(text):
     return datetime.fromisoformat(text).utcoffset() == timedelta(0)
@@ -136,7 +136,7 @@ def _must_be(wanted, holds):
 def _pattern(regex):
     return Annotated[str, Field(pattern=f"^{regex}$")]
 
-_Words = Annotated[str, _must_be("words, and no path of a machine", _is_innocent)]
+_Words = Annotated[str, _must_be("words, and no path of a machine", _has_no_path)]
 _Time = Annotated[str, _must_be("a time in UTC such as 2026-01-31T12:00:00+00:00", _is_in_utc)]
 _Number = Annotated[Any, _must_be("a finite number", _is_finite)]
 _Setting = Annotated[Any, _must_be("a finite number, words without a path of a machine, True, "
@@ -457,7 +457,7 @@ def _scan(path):
     *lines, rest = (path.read_bytes() if path.is_file() else b"").split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            _judge(line)
+            _check_line(line)
             record = json.loads(line)
             if record["experiment"] != path.stem:
                 raise RecordError(f"experiment is {record['experiment']!r}, in this file")
@@ -473,7 +473,7 @@ def _scan(path):
     return found, faults
 
 @cache
-def _judge(line):
+def _check_line(line):
     "Refuse a line that is not a valid record; a line is validated once in a process."
     def refuse(word):
         raise RecordError(f"{word} is no number that a record may hold")

@@ -224,8 +224,8 @@ def execute(
         raised = _raised(json.loads(partial.read_text()))
         if all(allowed for _, _, allowed in raised):
             os.replace(partial, target)
-            said = "; ".join(f"cell {number} raised {name}" for number, name, _ in raised)
-            print(f"The run is complete, but checks on its page failed: {said}.", flush=True)
+            failures = "; ".join(f"cell {number} raised {name}" for number, name, _ in raised)
+            print(f"The run is complete, but checks on its page failed: {failures}.", flush=True)
             return
         os.replace(partial, failed)
         reason = f"{error.ename}: {next(iter(str(error.evalue).splitlines()), '')}"

@@ -67,7 +67,7 @@ def _equal_lengths(lists):
 _Lists = dict[str, Annotated[list, Field(min_length=1)]]
 _Tables = list[dict[str, Any]]
 _Count = Annotated[int, Field(ge=1)]
-_Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Nonnegative = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class SweepSettings(BaseModel):
     "The content of a sweep file."
@@ -80,10 +80,10 @@ class SweepSettings(BaseModel):
     list: _Tables = []                             # explicit rows
     workers: Literal["cores", "gpus"] | _Count = "cores"
     retries: _Count = 3                            # attempts of a run
-    backoff: _Amount = 30.0                        # seconds before the second attempt
-    limit: _Amount | None = None                   # seconds of a run
+    backoff: _Nonnegative = 30.0                        # seconds before the second attempt
+    limit: _Nonnegative | None = None                   # seconds of a run
     notebook: bool = True                          # render the page of each run
-    resources: dict[str, _Amount | str] = {}       # such as {num_cpus: 1, num_gpus: 1}
+    resources: dict[str, _Nonnegative | str] = {}       # such as {num_cpus: 1, num_gpus: 1}
 
 # %% ../../nbs/workshop/sweep.ipynb #b30aa695
 def check_sweep_settings(content) -> dict:    # all settings, with default values filled in
@@ -95,8 +95,8 @@ def check_sweep_settings(content) -> dict:    # all settings, with default value
 # %% ../../nbs/workshop/sweep.ipynb #c98e6b21
 def rows(settings: dict) -> list[dict]:    # parameters of each run, by name
     "Every row of the grid with every row of the list and of the parallel lists."
-    def side_by_side(table, meet):
-        return [dict(zip(table, values)) for values in meet(*table.values())] or [{}]
+    def side_by_side(table, combine):
+        return [dict(zip(table, values)) for values in combine(*table.values())] or [{}]
     fixed = {**({"profile": settings["profile"]} if settings["profile"] else {}),
              **settings["parameters"]}
     found = []
@@ -221,7 +221,7 @@ _children = set()            # processes of runs that this process waits for
 
 def make_run(order: Order) -> Attempt:     # what to start, and how
     "Start a run and wait for its end; ask it to stop if the sweep is asked to."
-    path, asked = order.folder / "logs" / f"{order.key}.txt", None
+    path, stopping = order.folder / "logs" / f"{order.key}.txt", None
     path.parent.mkdir(exist_ok=True)
     with open(path, "ab") as log:
         start = log.tell()
@@ -231,14 +231,14 @@ def make_run(order: Order) -> Attempt:     # what to start, and how
         _children.add(child.pid)
         while (code := child.poll()) is None:
             word, now = requested(order.folder), time.monotonic()
-            if word and asked is None:
-                asked = now
+            if word and stopping is None:
+                stopping = now
                 child.terminate()
-            if word == "kill" or asked and now - asked > order.patience:
+            if word == "kill" or stopping and now - stopping > order.patience:
                 child.kill()
             time.sleep(0.1)
         _children.discard(child.pid)
-        code = STOPPED if asked and code < 0 else code
+        code = STOPPED if stopping and code < 0 else code
         message = _last_words(path.read_bytes()[start:], code)
         if code and not message and shutil.disk_usage(order.folder).free < 4096:
             message = "No space left on the disk, not even for the error message"
@@ -509,7 +509,7 @@ def obey_sweep(words) -> str:      # the parsed command line -> what to print at
         profiles = ", ".join(dict.fromkeys(task.profile for task in plan.tasks))
         return (f"{Path(plan.experiment).stem}, profile {profiles}; workers: "
                 f"{plan.settings['workers']}; logs in {logs}\n{report(plan, poll_states(plan))}")
-    with _progress_bar(len(plan.tasks)) as show:
+    with _bar_of_runs(len(plan.tasks)) as show:
         found = sweep(plan, words.engine, words.address, show)
     print(report(plan, found), flush=True)
     states = [state.word for state in found.values()]
@@ -525,7 +525,7 @@ def obey_sweep(words) -> str:      # the parsed command line -> what to print at
     return "all runs are finished"
 
 @contextmanager
-def _progress_bar(runs):
+def _bar_of_runs(runs):
     "A function show(states) that draws a bar on a terminal."
     from tqdm import tqdm
     with tqdm(total=runs, unit="run", disable=None) as bar:

@@ -248,10 +248,10 @@ def folded_runs(
     code = ("code that " + ("it" if len(runs) == 1 else "each" if changed == len(runs) else
                             f"{changed} of them") + " used has changed since"
             if changed else "their code is unchanged" if len(runs) > 1 else "its code is unchanged")
-    told = "".join(f"<li>{escape(line)}</li>" for line in run_lines(behind))
+    items = "".join(f"<li>{escape(line)}</li>" for line in run_lines(behind))
     return (f'<details class="runs" style="font-size:0.9em"><summary>{len(runs)} '
             f"run{'s' * (len(runs) > 1)} behind these numbers; {code}</summary>"
-            f"<ul>{told}</ul></details>" if runs else "")
+            f"<ul>{items}</ul></details>" if runs else "")
 
 # %% ../../nbs/workshop/tables.ipynb #82eca3f9
 def as_html(title: str, lines: list[list[str]], notes: list[str],    # lines: cells

@@ -58,26 +58,26 @@ def how_ended(record: dict, curve: dict) -> str:       # curve: what curve_of ga
     "Why a training ended: unfinished, by patience (early stopping), at its limit, or unknown."
     if not record["finished"]:
         return "unfinished"
-    for asked, made in (("epochs", "epoch"), ("steps", "step")):
-        most = record["parameters"].get(asked)
-        if most and curve.get(made):
-            done = curve[made][-1]
-            if made == "step" and record.get("legs"):      # the last check may be earlier
+    for limit, unit in (("epochs", "epoch"), ("steps", "step")):
+        most = record["parameters"].get(limit)
+        if most and curve.get(unit):
+            done = curve[unit][-1]
+            if unit == "step" and record.get("legs"):      # the last check may be earlier
                 done = max(done, record["legs"][-1]["to_step"])
             return "patience" if done < most else "limit"
     return "unknown"
 
 def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # table: of a paper
     "Whether a run had the paper's settings and ended as the paper's training did."
-    name, asked = record["experiment"], record["parameters"]
+    name, parameters = record["experiment"], record["parameters"]
     if record["profile"] != "paper" or not record["finished"] or name in OTHER_SETTINGS:
         return False
     settings = PAPER_SETTINGS.get(name, {}) | TABLE_SETTINGS.get(table, {})
-    if any(asked.get(key) != value for key, value in settings.items()):
+    if any(parameters.get(key) != value for key, value in settings.items()):
         return False
     if name not in PAPER_EPOCHS:
         return how_ended(record, curve) != "limit"
-    whole = (asked.get("epochs") or 0) >= PAPER_EPOCHS[name]
+    whole = (parameters.get("epochs") or 0) >= PAPER_EPOCHS[name]
     return whole or how_ended(record, curve) == "patience"
 
 # %% ../../nbs/workshop/verdicts.ipynb #3e7be7c5
@@ -209,12 +209,12 @@ def answer_row(
         split = max(titles.values(), key=lambda title: bool(OWN_TEST.fullmatch(title)), default="")
         runs = [run for run in runs if titles[run["id"]] == split]    # seeds on one test only
     both = pair(table, row, column, split, runs, name, several, unit)
-    return Answer(both, several, runs, *_judged(table, both, metric, runs))
+    return Answer(both, several, runs, *_conclusion(table, both, metric, runs))
 
 # %% ../../nbs/workshop/verdicts.ipynb #736aa439
 MACHINE = ("minutes", "gigabytes")         # what depends on the machine is not judged
 
-def _judged(table, both, metric, runs):
+def _conclusion(table, both, metric, runs):
     "The tolerance and the verdict of a pair."
     if isinstance(both.paper, str) or both.paper is None:
         return None, None
