@@ -782,14 +782,14 @@ def test_a_line_is_validated_once_and_a_module_hashed_once(tmp_path, monkeypatch
     modules = [code_hashes(["rvnnbook.core"]), code_hashes(["rvnnbook.core", "rvnnbook.layers.cells", "rvnnbook.registry", "rvnnbook.encoders.rvnn"])]
     records = [make(seed=seed, modules=modules[seed % 2]) for seed in range(500)]
     (folder / "toy.jsonl").write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in records))
-    calls = {"validate": 0, "_file_hash": 0}
-    for name in calls:
-        def counted(*given, name=name, plain=getattr(runs, name)):
-            calls[name] += 1
-            return plain(*given)
-        monkeypatch.setattr(runs, name, counted)
+    calls, validated = {"validate": 0}, runs.validate
+    def counted(record):
+        calls["validate"] += 1
+        return validated(record)
+    monkeypatch.setattr(runs, "validate", counted)
+    runs._file_hash.cache_clear()
     table = results_table(read_records("toy", folder))
-    assert calls == {"validate": 500, "_file_hash": 3} and len(table.splitlines()) == 502
+    assert calls == {"validate": 500} and runs._file_hash.cache_info().misses == 4 and len(table.splitlines()) == 502
     append(make(seed=500, modules=modules[0]), folder=folder)
     calls.update(validate=0)
     assert read_records("toy", folder) == [*records, make(seed=500, modules=modules[0])] and calls["validate"] == 1

@@ -87,24 +87,20 @@ def _source_file(module):
     *folders, name = module.split(".")[1:]
     return importlib.resources.files("rvnnbook").joinpath(*folders, name + ".py")
 
-def code_hashes(modules: Iterable[str] | None = None, known: dict | None = None) -> dict[str, str]:
+def code_hashes(modules: Iterable[str] | None = None) -> dict[str, str]:
     "Module -> hash of its code as it stands now, or absent; by default of all that are loaded."
-    modules = loaded_modules() if modules is None else sorted(modules)
-    hashes, known = {}, {} if known is None else known     # known is not read again
-    for name in modules:
-        key = name
-        if name == "rvnnbook.registry":      # it grows with the book: take the rows in use
-            rows = importlib.import_module(name).ENCODERS
-            key = tuple(encoder for encoder, row in rows.items() if row[0] in modules)
-        if key not in known:
-            known[key] = (_file_hash(name) if key == name
-                          else digest({encoder: rows[encoder] for encoder in key}, 12))
-        hashes[name] = known[key]
+    hashes = {name: _file_hash(file, file.stat().st_mtime_ns) if file.is_file() else "absent"
+              for name in (loaded_modules() if modules is None else sorted(modules))
+              for file in [_source_file(name)]}
+    if "rvnnbook.registry" in hashes:        # it grows with the book: take the rows in use
+        rows = importlib.import_module("rvnnbook.registry").ENCODERS
+        used = {encoder: row for encoder, row in rows.items() if row[0] in hashes}
+        hashes["rvnnbook.registry"] = digest(used, 12)
     return hashes
 
-def _file_hash(module):
-    file = _source_file(module)
-    return code_hash(file.read_text()) if file.is_file() else "absent"
+@cache
+def _file_hash(file, modified):              # modified: the time, so that an edit counts
+    return code_hash(file.read_text())
 
 # %% ../../nbs/workshop/records.ipynb #fcab2917
 PROFILES = ("smoke", "cpu", "paper")         # from seconds to the papers' settings
@@ -593,9 +589,9 @@ def _conflicts(added, folder):
             for run, found in outcomes.items() if run in wanted and len(set(found.values())) > 1]
 
 # %% ../../nbs/workshop/records.ipynb #daf48521
-def changed_modules(record: dict, known: dict | None = None) -> list[str]:
+def changed_modules(record: dict) -> list[str]:
     "Modules whose code is no longer that of the record: any makes it stale."
-    now = code_hashes(record["modules"], known)        # known: what code_hashes has hashed before
+    now = code_hashes(record["modules"])
     return [name for name in now if now[name] != record["modules"][name]]
 
 def sittings(records: Iterable[dict]) -> tuple[str, str]:
@@ -645,12 +641,12 @@ def listops_runs(
 def as_frame(records: Sequence[dict]):     # -> pandas.DataFrame, a row for each in their order
     "Records as a table: a column for each field, parameter and metric, NA where there is none."
     import pandas
-    nested, known = {"parameters", "legs", "modules", "libraries", "metrics"}, {}
+    nested = {"parameters", "legs", "modules", "libraries", "metrics"}
     names = [*(name for name in Record.model_fields if name not in nested),
              "steps_done", "stale"]
     fields = [record | {
         "steps_done": sum(leg["to_step"] - leg["from_step"] for leg in record["legs"]),
-        "stale": bool(changed_modules(record, known))} for record in records]
+        "stale": bool(changed_modules(record))} for record in records]
     metrics = [{f"{split}: {name}": value for split, row in record["metrics"].items()
                 for name, value in row.items()} for record in records]
     taken = set(names).union(*metrics)
@@ -694,32 +690,28 @@ def _holds(frame, condition):
 def results_table(records: Iterable[dict], mean: bool = False, width: int | None = None) -> str:
     "A line for each record, or for all its seeds; width: of the screen."
     import pandas
-    experiments, known, parts = {}, {}, []
-    for record in records:
-        experiments.setdefault(record["experiment"], []).append(record)
-    for experiment, group in sorted(experiments.items()):
-        groups = list(_over_seeds(group)) if mean else [[one] for one in group]
-        asked = pandas.DataFrame([{name: str(value) for name, value in runs[0]["parameters"].items()
-                                   } for runs in groups]).fillna("None")
-        words = {name for name, value in group[0]["parameters"].items() if type(value) is str}
-        asked = asked[[name for name in asked if name in words or asked[name].nunique() > 1]]
-        found = pandas.DataFrame([_outcome(runs, known) for runs in groups])
+    experiments, parts = {}, []
+    for record in latest(records) if mean else records:
+        alike = ([record["profile"], _without_profile_and_seed(record["parameters"])] if mean
+                 else record["id"])
+        groups = experiments.setdefault(record["experiment"], {})
+        groups.setdefault(digest(alike, 16), []).append(record)
+    for experiment, groups in sorted(experiments.items()):
+        first = [runs[0] for runs in groups.values()]
+        parameters = pandas.DataFrame([one["parameters"] for one in first], dtype=object)
+        parameters = parameters.map(str, na_action="ignore").fillna("None")
+        words = {name for name, value in first[0]["parameters"].items() if type(value) is str}
+        parameters = parameters[[name for name in parameters
+                                 if name in words or parameters[name].nunique() > 1]]
+        found = pandas.DataFrame(map(_outcome, groups.values()))
         found = found[[*(name for name in found if name not in ("commit", "")), "commit", ""]]
-        asked.insert(0, "profile", [runs[0]["profile"] for runs in groups])
-        table = pandas.concat([asked, found], axis=1).fillna("")
+        parameters.insert(0, "profile", [one["profile"] for one in first])
+        table = pandas.concat([parameters, found], axis=1).fillna("")
         parts.append(f"{experiment}\n{table.to_string(index=False, line_width=width)}")
     return "\n\n".join(parts) or "no records"
 
-def _over_seeds(records):
-    "Of each seed the last run, put together with those that differ in nothing but the seed."
-    groups = {}
-    for record in latest(records):
-        alike = digest([record["profile"], _without_profile_and_seed(record["parameters"])], 16)
-        groups.setdefault(alike, []).append(record)
-    return groups.values()
-
 # %% ../../nbs/workshop/records.ipynb #f877ca4f
-def _outcome(runs, known):
+def _outcome(runs):
     "Seeds, numbers, commits and remarks of runs that differ in nothing but the seed."
     runs, values = sorted(runs, key=lambda record: record["seed"]), {}
     for split, name, value in ((split, name, value) for run in runs for split, row
@@ -728,7 +720,7 @@ def _outcome(runs, known):
             title = split if name == "accuracy" else f"{split}: {name}"
             values.setdefault(title, []).append(value)
     stale = ", ".join(dict.fromkeys(name.removeprefix("rvnnbook.") for run in runs
-                                    for name in changed_modules(run, known)))
+                                    for name in changed_modules(run)))
     return {"seed": " ".join(str(run["seed"]) for run in runs),
             **{title: _mean_text(several) for title, several in values.items()},
             "commit": sittings(runs)[0], "": "; ".join(
