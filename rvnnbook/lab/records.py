@@ -699,7 +699,7 @@ def results_table(records: Iterable[dict], mean: bool = False, width: int | None
     for experiment, groups in sorted(experiments.items()):
         first = [runs[0] for runs in groups.values()]
         parameters = pandas.DataFrame([one["parameters"] for one in first], dtype=object)
-        parameters = parameters.map(str, na_action="ignore").fillna("None")
+        parameters = parameters.fillna("None").map(str)
         words = {name for name, value in first[0]["parameters"].items() if type(value) is str}
         parameters = parameters[[name for name in parameters
                                  if name in words or parameters[name].nunique() > 1]]
