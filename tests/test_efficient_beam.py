@@ -157,8 +157,8 @@ def test_every_hypothesis_is_its_tree(sizes, beam, seed, train):
 def test_merging_a_row(width, data):
     pick = data.draw(st.integers(0, width - 2))
     row, pairs = [0, *range(1, width + 1), 0], [float(j) for j in range(width + 1)]
-    rows, logits = merge_rows(torch.tensor([row]), torch.tensor([pairs]), torch.tensor([[pick]]), torch.tensor([[99]]),
-                              torch.tensor([[-1.0, -2.0]]))
+    rows, logits = merge_rows(torch.tensor([row]), torch.tensor([pairs]), torch.tensor([[pick, pick + 1]]),
+                              torch.tensor([[99]]), torch.tensor([[-1.0, -2.0]]), torch.arange(width + 1))
     row[pick + 1:pick + 3] = [99]
     pairs[pick:pick + 3] = [-1.0, -2.0]
     assert rows.tolist() == [row] and logits.tolist() == [pairs]

@@ -3,10 +3,9 @@
 # %% auto #0
 __all__ = ['ALIGNMENTS', 'Chunks', 'cut_level', 'string_it', 'sum_scores', 'align', 'search_levels', 'RIRBeam', 'literal_chunks',
            'literal_nested', 'shared_arena', 'score_places', 'find_or_make', 'Level', 'blank_level', 'search_chunks',
-           'survivors', 'concat_lineages', 'nested_scores', 'nested_search', 'nested_trees']
+           'survivors', 'levels_on_host', 'concat_lineages', 'nested_scores', 'nested_search', 'nested_trees']
 
 # %% ../../nbs/implementations/rir_beam.ipynb #e0a8ed02
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from .compiled_beam import CompiledBeam
 from ..layers.chunks import chunk_size
 from ..layers.s4d import S4DLayer
 from ..layers.tree_search import (
-    Arena, Lineages, active_counts, choose_proposals, encode_with_search, find_pairs,
+    Arena, Lineages, active_counts, choose_proposals, copy_to_host, encode_with_search, find_pairs,
     initial_scores, lineage_scores, literal_steps, merge_rows, plan_replay, replay, scale_kept,
     score_pairs, search_and_replay, trace_lineages)
 
@@ -51,13 +50,14 @@ def string_it(
 ) -> tuple[Tensor, Tensor]:    # entries K l + b of the level below (M, K, W); strings (M, K) bool
     "The results of the level below in each hypothesis of a chunk (rir section 3.1)."
     real = length_mask(chunks.size)
-    place = torch.arange(real.shape[1], device=slots.device)
-    node = chunks.start[:, None] + torch.where(real, place, 0)       # padding repeats the first
+    place = torch.where(real, torch.arange(real.shape[1], device=real.device), 0)
+    node = (chunks.start[:, None] + place).to(slots)                   # padding repeats the first
     below = (slots.shape[1] * node[..., None] + slots[node]).transpose(1, 2)
-    different = reduce(lambda one, other: torch.lcm(one, other).clamp(max=slots.shape[1]),
-                       found[node].unbind(1))                        # no need to count further
-    rank = torch.arange(slots.shape[1], device=slots.device)
-    return below, rank < different[:, None]
+    different = found[node]
+    while different.shape[1] > 1:                              # the least common multiple
+        halves = F.pad(different, (0, different.shape[1] % 2), value=1).chunk(2, 1)
+        different = torch.lcm(*halves).clamp(max=slots.shape[1])       # no need to count further
+    return below, torch.arange(slots.shape[1], device=slots.device) < different
 
 # %% ../../nbs/implementations/rir_beam.ipynb #d1074a57
 def sum_scores(
@@ -66,7 +66,8 @@ def sum_scores(
     sizes: Tensor,         # nodes of each chunk, (M,)
 ) -> Tensor:               # s, of the strings, (M, K)
     "The initial scores of the hypotheses of a chunk (rir section 3.1)."
-    return torch.where(length_mask(sizes)[:, None], scores.flatten()[below], 0).sum(-1)
+    there = length_mask(sizes, below.shape[-1])[:, None].to(scores.device)
+    return torch.where(there, scores.flatten()[below], 0).sum(-1)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #afdff07e
 ALIGNMENTS = ("beam", "random", "string")
@@ -102,7 +103,7 @@ def search_levels(
     draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple[Tensor, Tensor]:       # results (B, K, ...), scores (B, K)
     "Search the chunks of each level, lowest first (rir section 3.1)."
-    beam, widths, level = encoder.beam, lengths, 0
+    beam, widths, level = encoder.beam, lengths.cpu(), 0
     results = leaves.repeat_interleave(beam, 0)
     scores = initial_scores(len(leaves), beam, encoder.leaf.weight)
     alone = torch.ones(len(leaves), dtype=torch.bool, device=leaves.device)
@@ -115,7 +116,8 @@ def search_levels(
         widths = chunks.counts
         if int(widths.max()) == 1:
             return results, scores
-        results, alone = results.flatten(0, 1), (widths == 1).repeat_interleave(widths)
+        results = results.flatten(0, 1)
+        alone = (widths == 1).repeat_interleave(widths).to(results.device)
         slots, found = align(scores.detach(), encoder.align, alone, generator,
                              None if draws is None else draws[level])
         level += 1
@@ -197,8 +199,9 @@ def shared_arena(
     merges: int,           # compositions that every one of the K hypotheses needs at most
 ) -> Arena:                # notes: the halves of every node, as right child and as left child
     "An arena for the nodes of all levels (rir section 3.1)."
+    split = encoder.scorer.split()
     def halves(states):
-        return F.linear(states[:, :encoder.scorer.width], *encoder.scorer.split())
+        return F.linear(states[:, :encoder.scorer.width], *split)
     room = encoder.beam * merges
     return Arena(encoder.grc, leaves, room, halves, 1 << (4 * room).bit_length(),
                  encoder.training and encoder.grc.dropout.p > 0)
@@ -221,8 +224,9 @@ def find_or_make(
     left: Tensor,          # places of left children, (R,)
     right: Tensor,         # places of right children, (R,)
 ) -> Tensor:               # places of their parents, (R,)
-    "Compose pairs, reusing nodes that the arena holds unless dropout is active."
-    return (find_pairs if arena.kept is None else Arena.compose)(arena, left, right)
+    "Compose pairs, reusing nodes that the arena holds: not with dropout, and on the CPU only."
+    shared = arena.kept is None and left.device.type == "cpu"      # looking up waits for values
+    return (find_pairs if shared else Arena.compose)(arena, left, right)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #6421fbc3
 class Level(NamedTuple):
@@ -257,33 +261,42 @@ def search_chunks(
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple[Tensor, Tensor, Level]:    # places (M, K), scores (M, K); the decisions
     "Beam search in every chunk, in the arena (rir section 3.1)."
-    ended, log = [], blank_level(below, sizes, scores)
+    ended, noted, log, scorer = [], [], blank_level(below, sizes, scores), encoder.scorer
     (sizes, order), beam = sizes.sort(descending=True, stable=True), encoder.beam
-    scores, real = scores[order], length_mask(sizes)[:, None]
+    counts, order, width = active_counts(sizes), order.to(below), below.shape[-1]
+    scores, real = scores[order], length_mask(sizes, width).to(below.device)[:, None]
     rows = F.pad(torch.where(real, results[below[order]], 0), (1, 1)).flatten(0, 1)
-    there, logits = (scores > -torch.inf).flatten(), scores.new_zeros(len(rows), rows.shape[1] - 1)
-    logits[there] = score_places(arena, encoder.scorer, rows[there, :-1], rows[there, 1:])
-    first, side = beam * torch.arange(len(order), device=rows.device)[:, None], rows.new_tensor(
-        [[0, 1, 2, 3]])
-    for step, going in enumerate(active_counts(sizes)):
+    if rows.device.type == "cpu":                              # pairs of real hypotheses only
+        there, logits = (scores > -torch.inf).flatten(), scores.new_zeros(len(rows), width + 1)
+        logits[there] = score_places(arena, scorer, rows[there, :-1], rows[there, 1:])
+    else:                                                      # to count them would be a wait
+        logits = score_places(arena, scorer, rows[:, :-1], rows[:, 1:])
+    number = torch.arange(max(*rows.shape, 4), device=rows.device)
+    first, entries = number[:len(rows):beam, None], number[:max(width + 2, 4)]
+    for step, going in enumerate(counts):
         ended.append((rows[beam * going:, 1].view(-1, beam), scores[going:]))
         if not going:
             break
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
-        parent, pick, scores, norms = choose_proposals(logits[:, 1:-1].view(going, beam, -1),
-                                                       scores,
-                                             encoder.training and encoder.noise, generator)
-        source, pick = (parent + first[:going]).view(-1), pick.view(-1, 1)
+        parent, pick, scores, norms = choose_proposals(
+            logits[:, 1:-1].view(going, beam, -1), scores, encoder.training and encoder.noise,
+            generator)
+        source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
-        around = rows.gather(1, pick + side)
+        around = rows.gather(1, at)
         made = find_or_make(arena, around[:, 1], around[:, 2])[:, None]
-        beside = score_places(arena, encoder.scorer, torch.cat([around[:, :1], made], 1),
-                              torch.cat([made, around[:, 3:]], 1))
-        rows, logits = merge_rows(rows, logits, pick, made, beside)
-        decided = (around.view(going, beam, 4), made.view(going, beam), parent,
-                   norms.gather(1, parent))
-        for box, value in zip(log[2:], decided):
-            box[step, order[:going]] = value
+        met = torch.cat([around[:, :1], made, around[:, 3:]], 1)
+        met = arena.notes.index_select(0, met.flatten()).view(len(rows), 3, 2, -1)
+        beside = scorer.finish(met[:, :2, 1] + met[:, 1:, 0]).masked_fill(
+            around[:, ::3] == 0, -torch.inf)
+        rows, logits = merge_rows(rows, logits, at[:, :2], made, beside, entries)
+        noted.append((around.view(going, beam, 4), made.view(going, beam), parent, norms))
+    if noted:
+        part = torch.arange(len(order)) < torch.tensor(counts)[:, None]
+        step, at = (index.to(order) for index in part.nonzero(as_tuple=True))
+        around, made, parents, norms = map(torch.cat, zip(*noted))
+        for box, values in zip(log[2:], (around, made, parents, norms.gather(1, parents))):
+            box[step, order[at]] = values
     places, scores = (torch.cat(parts[::-1]) for parts in zip(*ended))
     return places[order.argsort()], scores[order.argsort()], log
 
@@ -302,6 +315,20 @@ def survivors(
         used = used.new_zeros(int(level.sizes.sum()), used.shape[1])
         used.view(-1)[needed] = True
     return found[::-1]
+
+def levels_on_host(
+    levels: list[Level],   # decisions, lowest level first
+    alive: Tensor,         # final hypotheses that there are, (B, K) bool
+) -> tuple[list[Level], Tensor]:    # the same on the CPU; norms there only if they were before
+    "Copy the decisions of all levels to the CPU, in one copy."
+    kinds = ("below", "around", "made", "parents")
+    boxes = [getattr(level, kind) for level in levels for kind in kinds]
+    *boxes, there = copy_to_host(*boxes, alive.long())
+    found = []
+    for level, *found_boxes in zip(levels, *(boxes[at::4] for at in range(4))):
+        norms = torch.zeros(found_boxes[2].shape) if alive.device != there.device else level.norms
+        found.append(level._replace(norms=norms, **dict(zip(kinds, found_boxes))))
+    return found, there > 0
 
 # %% ../../nbs/implementations/rir_beam.ipynb #04f87a7f
 def concat_lineages(
@@ -328,7 +355,8 @@ def nested_scores(
     for level, (lines, origin), three in zip(levels, found, pairs):
         own = lineage_scores(logits, three, lines, level.sizes)
         if totals:
-            own = own + sum_scores(totals[-1], level.below, level.sizes).gather(1, origin)
+            own = own + sum_scores(totals[-1], level.below, level.sizes).gather(
+                1, origin.to(own.device))
         totals.append(own)
     return totals[-1]
 
@@ -342,27 +370,34 @@ def nested_search(
     draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search all levels without gradients, then replay the survivors (rir section 3.1)."
-    leaves, levels = leaves[length_mask(lengths, leaves.shape[1])], []
+    lengths, levels, device = lengths.cpu(), [], leaves.device
+    inside = length_mask(lengths, leaves.shape[1]).flatten().nonzero()[:, 0]
+    leaves = leaves.flatten(0, 1).index_select(0, inside.to(device))
     with torch.no_grad():
         arena = shared_arena(encoder, leaves, int((lengths - 1).sum()))
         def search(results, below, scores, sizes):
             *found, log = search_chunks(encoder, arena, results, below, scores, sizes, generator)
             levels.append(log)
             return found
-        places = torch.arange(1, len(leaves) + 1, device=leaves.device)
+        places = torch.arange(1, len(leaves) + 1, device=device)
         roots, found = search_levels(encoder, places, lengths, search, generator, draws)
     trees = nested_trees(arena, roots, lengths) if trace else None
     if not torch.is_grad_enabled():
         return arena.states[roots], found, trees
-    lines = survivors(levels, found > -torch.inf)
-    plan = plan_replay(concat_lineages(lines), places, len(arena.states), arena.kept is None)
-    keep = None if arena.kept is None else scale_kept(encoder.grc, arena.kept[plan.places], leaves)
-    nodes = replay(encoder.grc, leaves, plan, keep)
+    lines = survivors(*levels_on_host(levels, found > -torch.inf))
+    plan = plan_replay(concat_lineages(lines), torch.arange(1, len(leaves) + 1), len(arena.states),
+                       arena.kept is None)
+    here, keep = plan.to(device), None
+    if arena.kept is not None:
+        keep = scale_kept(encoder.grc, arena.kept[here.places], leaves)
+    nodes = replay(encoder.grc, leaves, here, keep)
+    lines = [(line._replace(norms=level.norms.gather(2, line.slots.permute(2, 0, 1).to(
+        device)).permute(1, 2, 0)), origin) for level, (line, origin) in zip(levels, lines)]
     logits, pairs = score_pairs(encoder.scorer, nodes, plan.number,
                                 [line.around for line, _ in lines])
     scores = nested_scores(logits, pairs, levels, lines)
     scores = torch.where(found > -torch.inf, scores, -torch.inf)
-    return nodes[plan.number[roots]], scores, trees
+    return nodes[here.number[roots]], scores, trees
 
 # %% ../../nbs/implementations/rir_beam.ipynb #5c46aef6
 def nested_trees(

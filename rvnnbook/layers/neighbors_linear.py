@@ -227,22 +227,25 @@ class StickBreakingRetriever(LinearRetriever):
 # %% ../../nbs/implementations/neighbors_linear.ipynb #89d96aa2
 def log_sums(
     logs: Tensor,          # logarithms, (..., B, N), -inf for zero
-    first: Tensor,         # where each window begins, (B, N)
-    stop: Tensor,          # where it ends, exclusive, (B, N), >= first
+    first: Tensor,         # where each window begins, (..., B, N)
+    stop: Tensor,          # where it ends, exclusive, (..., B, N), >= first
     longest: int | None = None,    # no window is longer; None: looked up in the windows
 ) -> Tensor:               # logarithm of the sum over each window, (..., B, N)
     "Log-domain sums over any windows, composed from lengths that are powers of two."
-    total, table = torch.full_like(logs, -torch.inf), logs
     length = stop - first
     if longest is None:
         longest = int(length.max()) if length.numel() else 0
-    for level in range(longest.bit_length()):
+    table, total = logs, torch.full_like(logs.expand(torch.broadcast_shapes(
+        logs.shape, length.shape)), -torch.inf)
+    bits = 2 ** torch.arange(longest.bit_length(), device=logs.device)
+    bits = bits.view(-1, *[1] * length.dim())
+    parts, begins = length & bits > 0, (first + (length & bits - 1)).clamp(max=logs.shape[-1] - 1)
+    for level, (part, begin) in enumerate(zip(parts, begins)):
         step = 2 ** level                                      # table: sums over so many positions
-        part = length & step > 0
-        more = table.gather(-1, first.clamp(max=logs.shape[-1] - 1).expand_as(logs))
+        more = table.expand_as(total).gather(-1, begin.expand_as(total))
         total = torch.where(part, torch.logaddexp(total, more), total)
-        first = first + step * part
-        table = torch.logaddexp(table, F.pad(table[..., step:], (0, step), value=-torch.inf))
+        if level + 1 < len(bits):
+            table = torch.logaddexp(table, F.pad(table[..., step:], (0, step), value=-torch.inf))
     return total
 
 def _log_decayed_sums(side: str, keep: Tensor, logs: Tensor) -> Tensor:

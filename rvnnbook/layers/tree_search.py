@@ -8,7 +8,7 @@ __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_ste
            'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'next_states',
            'literal_steps', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
            'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores',
-           'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
+           'copy_to_host', 'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable
@@ -39,16 +39,16 @@ def merge_pairs(
 def merge_rows(
     rows: Tensor,          # places of nodes, sentinels at both ends, (R, W + 2)
     logits: Tensor,        # scores of pairs, (R, W + 1)
-    pick: Tensor,          # which pair becomes one node, counted from the first two, (R, 1)
+    both: Tensor,          # entries of the left neighbor and of the pair's first node, (R, 2)
     places: Tensor,        # places of the new nodes, (R, 1)
     beside: Tensor,        # scores of the pairs to either side, (R, 2)
+    entries: Tensor,       # 0, 1, ..., W at least, (W + 1,) or more
 ) -> tuple[Tensor, Tensor]:    # rows (R, W + 1), scores (R, W)
     "Replace two nodes by one and remove the gap."
-    place = torch.arange(rows.shape[1] - 1, device=rows.device)
-    both = pick + place[:2]
-    gap, behind = place + (place > both[:, 1:]), both[:, 1:]
-    rows = rows.gather(1, gap).scatter_(1, behind, places)
-    return rows, logits.gather(1, gap[:, :-1]).scatter_(1, both, beside)
+    later = entries[:rows.shape[1] - 1] > both[:, 1:]
+    rows = torch.where(later, rows[:, 1:], rows[:, :-1]).scatter_(1, both[:, 1:], places)
+    logits = torch.where(later[:, :-1], logits[:, 1:], logits[:, :-1])
+    return rows, logits.scatter_(1, both, beside)
 
 # %% ../../nbs/implementations/tree_search.ipynb #ac9c3771
 def propose_pairs(
@@ -195,18 +195,19 @@ def choose_proposals(
 ) -> tuple[Tensor, ...]:   # parent, pick, new score, each (B, K); log Z of all hypotheses (B, K)
     "The best pairs of every hypothesis, and the best of all of them (rir section 2)."
     def ranked(values):
-        values = values.detach()
-        return values + gumbel_noise(values, generator) if noisy else values
+        return values.detach() + gumbel_noise(values, generator) if noisy else values
+    def best(values, ranks, count):
+        top, places = ranks.topk(count)
+        return values.gather(-1, places) if noisy else top, places
     beam, norms = scores.shape[1], logits.logsumexp(-1)
-    picks = ranked(logits).topk(min(beam, logits.shape[-1])).indices
-    proposals = (scores[..., None] + logits.gather(-1, picks) - norms[..., None]).flatten(1)
+    chosen, picks = best(logits, ranked(logits), min(beam, logits.shape[-1]))
+    proposals = (scores[..., None] + chosen - norms[..., None]).flatten(1)
     ranks = ranked(proposals)
     if keys is not None:
         again = mark_repeated(ranks, states_after(keys, picks).flatten(1))
         proposals, ranks = (box.masked_fill(again, -torch.inf) for box in (proposals, ranks))
-    kept = ranks.topk(beam).indices
-    parent = kept // picks.shape[-1]
-    return parent, picks.flatten(1).gather(1, kept), proposals.gather(1, kept), norms
+    scores, kept = best(proposals, ranks, beam)
+    return kept // picks.shape[-1], picks.flatten(1).gather(1, kept), scores, norms
 
 # %% ../../nbs/implementations/tree_search.ipynb #f06c353c
 def mark_repeated(
@@ -247,6 +248,7 @@ def encode_with_search(
     "Leaves, search, and the mean of the final hypotheses weighted by probability."
     leaves = encoder.leaf_norm(encoder.leaf(check_batch(x, mask, encoder.dim)))
     lengths, order = mask.sum(1).sort(descending=True, stable=True)
+    lengths = lengths.cpu()                                    # all sizes follow from it
     leaves = torch.where(mask[..., None], leaves, 0)[order, :int(lengths[0])]
     with torch.autocast(x.device.type, enabled=False):
         states, scores, trees = search(encoder, leaves.to(encoder.leaf.weight.dtype), lengths,
@@ -287,7 +289,7 @@ def make_arena(
     arena[:, 1:width + 1] = torch.cat([leaves, halves], -1)
     place = torch.arange(1, width + 1, device=leaves.device)
     first = room * torch.arange(batch, device=leaves.device)[:, None]
-    rows = F.pad(torch.where(place <= lengths[:, None], first + place, 0), (1, 1))
+    rows = F.pad(torch.where(place <= lengths[:, None].to(place), first + place, 0), (1, 1))
     as_right, as_left = halves.chunk(2, -1)
     logits = F.pad(encoder.scorer.finish(as_left[:, :-1] + as_right[:, 1:]), (1, 1))
     return arena, rows, logits.masked_fill((rows[:, :-1] == 0) | (rows[:, 1:] == 0), -torch.inf)
@@ -329,15 +331,17 @@ def make_nodes(
     around: Tensor,        # outer left, left, right, outer right of each merge, (R, 4)
     keep: Tensor | None,   # factors of the hidden units, (R, H)
     split: tuple,          # weight and bias of both halves, from `scorer.split()`
-) -> tuple[Tensor, Tensor]:    # new nodes (R, D + 2 d); scores of the pairs beside them (R, 2)
+) -> tuple[Tensor, Tensor]:    # new nodes (R, D + 2 d); scores of the pairs beside them,
+                               # to be masked where there is none, (R, 2)
     "Compose and rescore."
     dim, cell, scorer = encoder.dim, encoder.grc, encoder.scorer
     met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
     node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
     halves = F.linear(node[:, :scorer.width], *split)                  # right half, left half
-    beside = torch.cat([met[:, 0, dim + scorer.width:], met[:, 3, dim:dim + scorer.width]], 1)
-    logits = scorer.finish((halves + beside).view(len(around), 2, -1))
-    return torch.cat([node, halves], 1), logits.masked_fill(around[:, ::3] == 0, -torch.inf)
+    size, width = met.shape[2], scorer.width
+    beside = met.as_strided((len(met), 2, width), (4 * size, 3 * size - width, 1), dim + width)
+    logits = scorer.finish(halves.view(beside.shape) + beside)         # left half, right half
+    return torch.cat([node, halves], 1), logits
 
 # %% ../../nbs/implementations/tree_search.ipynb #ab30f1fb
 def blank_log(
@@ -383,9 +387,11 @@ def arena_search(
     log, scores = blank_log(encoder, arena), initial_scores(batch, beam, leaves)
     rows, logits = rows.repeat_interleave(beam, 0), logits.repeat_interleave(beam, 0)
     keys = leaf_keys(len(log.arena), arena.device) if encoder.distinct else None
-    side, sentence = (torch.arange(n, device=leaves.device) for n in (4, batch))
-    first, counts, noted = beam * sentence[:, None], active_counts(lengths), []
-    places = torch.arange(len(log.arena), device=leaves.device).view(batch, -1)[:, 1 + width:]
+    number, noted = torch.arange(len(log.arena), device=leaves.device), []
+    counts = active_counts(lengths)
+    first, entries = number[:beam * batch:beam, None], number[:max(width + 1, 4)]
+    missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
+    places = number.view(batch, -1)[:, 1 + width:]
     places = places.unflatten(1, (-1, beam)).transpose(0, 1).contiguous()      # (T, B, K)
     for step, going in enumerate(counts):
         if going < len(scores):
@@ -395,11 +401,12 @@ def arena_search(
             break
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
         held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
-        parent, pick, scores, norms = choose_proposals(
-            logits[:, 1:-1].view(going, beam, -1), scores, noisy, generator, held)
-        source, pick = (parent + first[:going]).view(-1), pick.view(-1, 1)
+        allowed = logits[:, 1:-1].view(going, beam, -1).masked_fill(
+            missing[:going, :, step:], -torch.inf)
+        parent, pick, scores, norms = choose_proposals(allowed, scores, noisy, generator, held)
+        source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
-        around = rows.gather(1, pick + side)
+        around = rows.gather(1, at)
         keep = kept_units(encoder, log, step, len(rows))
         nodes, beside = make_nodes(encoder, log.arena, around, keep, split)
         start = 1 + width + beam * step
@@ -407,7 +414,7 @@ def arena_search(
         new = places[step, :going].view(-1, 1)
         if keys is not None:
             keys[new] = hash_pair(*keys[around[:, 1:3]].split(1, 1))
-        rows, logits = merge_rows(rows, logits, pick, new, beside)
+        rows, logits = merge_rows(rows, logits, at[:, :2], new, beside, entries)
         noted.append((around.view(going, beam, 4), parent, norms))
     return write_log(log, counts, noted)
 
@@ -599,8 +606,9 @@ def literal_steps(
         return choose_proposals(logits, scores, encoder.training and encoder.noise, generator,
                                 keys if encoder.distinct else None)
     keys, ended = leaf_keys(states.shape[2], states.device).expand(states.shape[:3]), []
+    counts, sizes = active_counts(sizes), sizes.to(keys)
     last = torch.zeros_like(keys[..., 0])                      # place of the last merge, (B, K)
-    for step, going in enumerate(active_counts(sizes)):
+    for step, going in enumerate(counts):
         ended.append((states[going:, :, 0], scores[going:]))
         states, scores, keys, last = (box[:going] for box in (states, scores, keys, last))
         if not going:
@@ -791,10 +799,13 @@ class LineageScores(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple:
         logits, pairs, births, scored, norms = ctx.saved_tensors
         rates = (-norms.double()).masked_fill(~scored, -torch.inf).flatten(0, 1)
-        deaths = torch.arange(1, norms.shape[-1] + 1, device=norms.device).expand_as(norms)
-        longest = None if grad.device.type == "cpu" else norms.shape[-1]    # else it would wait
-        lived = torch.stack([log_sums(rates, birth.flatten(0, 1), deaths.flatten(0, 1), longest)
-                             for birth in births.unbind(-1)], -1).view(pairs.shape)
+        deaths = torch.arange(1, norms.shape[-1] + 1, device=norms.device)
+        births = births.flatten(0, 1)
+        if grad.device.type == "cpu":
+            lived = torch.stack([log_sums(rates, birth, deaths) for birth in births.unbind(-1)], -1)
+        else:                                  # without a wait for the longest window, in one call
+            lived = log_sums(rates, births.movedim(-1, 0), deaths, norms.shape[-1]).movedim(0, -1)
+        lived = lived.unflatten(0, norms.shape[:2])
         scores = F.pad(logits.double(), (0, 1), value=-torch.inf)
         grads = F.pad(scored[..., None].double(), (1, 1)) - (scores[pairs] + lived).exp()
         grads = grads * grad.double()[..., None, None]
@@ -849,20 +860,25 @@ def lineage_scores(
     return LineageScores.apply(logits, pairs, since, scored, lines.norms)
 
 # %% ../../nbs/implementations/tree_search.ipynb #c3b7f0d4
+def copy_to_host(
+    *tensors: Tensor,      # of integers
+) -> list[Tensor]:         # the same on the CPU
+    "Copy tensors to the CPU in one transfer; those of the CPU as they are."
+    if tensors[0].device.type == "cpu":
+        return list(tensors)
+    whole = torch.cat([one.flatten() for one in tensors]).cpu()
+    parts = whole.split([one.numel() for one in tensors])
+    return [part.view(one.shape) for part, one in zip(parts, tensors)]
+
 def on_host(
     log: Search,           # from search
-    lengths: Tensor,       # tokens of every sentence, (B,)
-) -> tuple[Search, Tensor]:    # the decisions without norms, and the lengths, on the CPU
+) -> Search:               # the decisions on the CPU; norms there only if they were before
     "Copy the decisions of a search to the CPU, in one copy."
-    if lengths.device.type == "cpu":
-        return log, lengths
-    parts = [log.around, log.parents, (log.scores > -torch.inf).long(), lengths]
-    whole = torch.cat([part.flatten() for part in parts]).cpu()
-    around, parents, there, lengths = (
-        flat.view(part.shape) for flat, part in zip(whole.split([p.numel() for p in parts]), parts))
+    around, parents, there = copy_to_host(
+        log.around, log.parents, (log.scores > -torch.inf).long())
+    norms = log.norms if log.norms.device == there.device else torch.zeros(parents.shape)
     scores = torch.zeros(there.shape).masked_fill(there == 0, -torch.inf)
-    return log._replace(around=around, parents=parents, scores=scores,
-                        norms=torch.zeros(parents.shape)), lengths
+    return log._replace(around=around, parents=parents, scores=scores, norms=norms)
 
 # %% ../../nbs/implementations/tree_search.ipynb #4cd5aa79
 def search_and_replay(
@@ -878,8 +894,8 @@ def search_and_replay(
     lines: Any = None
     trees = None
     if trace or torch.is_grad_enabled():
-        found, lengths = on_host(log, lengths)
-        lines = trace_back(found, lengths)
+        lengths = lengths.cpu()
+        lines = trace_back(on_host(log), lengths)
         trees = final_trees(lines, lengths, total).to(device) if trace else None
     if not torch.is_grad_enabled():
         return log.arena[log.roots, :encoder.dim], log.scores, trees
