@@ -18,8 +18,8 @@ from ..layers.chunks import chunk_size
 from ..layers.s4d import S4DLayer
 from ..layers.tree_search import (
     Arena, Lineages, active_counts, choose_proposals, copy_to_host, encode_with_search, find_pairs,
-    initial_scores, lineage_scores, literal_steps, merge_rows, plan_replay, replay, scale_kept,
-    score_pairs, search_and_replay, trace_lineages)
+    initial_scores, lineage_scores, literal_steps, merge_rows, noise_ahead, plan_replay, replay,
+    scale_kept, score_pairs, search_and_replay, trace_lineages)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #dee03f13
 class Chunks(NamedTuple):
@@ -262,6 +262,7 @@ def search_chunks(
 ) -> tuple[Tensor, Tensor, Level]:    # places (M, K), scores (M, K); the decisions
     "Beam search in every chunk, in the arena (rir section 3.1)."
     ended, noted, log, scorer = [], [], blank_level(below, sizes, scores), encoder.scorer
+    noisy = encoder.training and encoder.noise
     (sizes, order), beam = sizes.sort(descending=True, stable=True), encoder.beam
     counts, order, width = active_counts(sizes), order.to(below), below.shape[-1]
     scores, real = scores[order], length_mask(sizes, width).to(below.device)[:, None]
@@ -271,6 +272,7 @@ def search_chunks(
         logits[there] = score_places(arena, scorer, rows[there, :-1], rows[there, 1:])
     else:                                                      # to count them would be a wait
         logits = score_places(arena, scorer, rows[:, :-1], rows[:, 1:])
+        generator = noise_ahead(counts, beam, scores, generator) if noisy else None
     number = torch.arange(max(*rows.shape, 4), device=rows.device)
     first, entries = number[:len(rows):beam, None], number[:max(width + 2, 4)]
     for step, going in enumerate(counts):
@@ -279,8 +281,7 @@ def search_chunks(
             break
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
         parent, pick, scores, norms = choose_proposals(
-            logits[:, 1:-1].view(going, beam, -1), scores, encoder.training and encoder.noise,
-            generator)
+            logits[:, 1:-1].view(going, beam, -1), scores, noisy, generator)
         source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
         around = rows.gather(1, at)

@@ -2,16 +2,19 @@
 
 # %% auto #0
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_step', 'search_states', 'steps_from_merges',
-           'build_beam_trace', 'merges_of', 'choose_proposals', 'mark_repeated', 'active_counts', 'initial_scores',
-           'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept', 'make_nodes',
-           'blank_log', 'write_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back', 'trace_lineages',
-           'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'next_states',
-           'literal_steps', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
-           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores',
-           'copy_to_host', 'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
+           'build_beam_trace', 'merges_of', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts',
+           'initial_scores', 'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept',
+           'make_nodes', 'blank_log', 'write_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back',
+           'trace_lineages', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs',
+           'states_after', 'next_states', 'literal_steps', 'ReplayPlan', 'plan_replay', 'replay_forward',
+           'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores',
+           'birth_steps', 'score_pairs', 'lineage_scores', 'copy_to_host', 'on_host', 'search_and_replay',
+           'kept_factors', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -115,7 +118,7 @@ def search_states(
     scores = leaves.new_zeros(len(leaves), 1, dtype=leaves.dtype if leaves.is_floating_point()
                               else torch.float64)              # rows may be places of nodes
     longest = max(counts)
-    places = torch.arange(longest, device=leaves.device)
+    inside = torch.arange(longest, device=leaves.device) < lengths[:, None]
     for done in range(longest):
         if done + 1 in counts:                                 # some sentences have ended
             gone, going = (torch.tensor([at for at, n in enumerate(counts) if (n > done + 1) == on],
@@ -123,12 +126,11 @@ def search_states(
             slots = width - scores.shape[1]
             whole.append((rows[gone], F.pad(states[gone, :, 0], (0, 0, 0, slots)),
                           F.pad(scores[gone], (0, slots), value=-torch.inf)))
-            rows, states, scores, lengths = (box[going] for box in (rows, states, scores, lengths))
+            rows, states, scores, inside = (box[going] for box in (rows, states, scores, inside))
             counts = [n for n in counts if n > done + 1]
         states = states[:, :, :longest - done]
         if counts:
-            pairs = places[done + 1:] < lengths[:, None]
-            states, scores, picks, origins = step(states, scores, pairs)
+            states, scores, picks, origins = step(states, scores, inside[:, done + 1:])
             history.append((rows, scores.detach(), picks, origins))
     rows, roots, scores = (torch.cat(parts) for parts in zip(*whole))
     order = rows.argsort()
@@ -190,12 +192,15 @@ def choose_proposals(
     logits: Tensor,        # u, scores of pairs, (B, K, P), -inf for none
     scores: Tensor,        # s, of the hypotheses, (B, K), -inf for none
     noisy: bool,           # whether to add Gumbel noise
-    generator: torch.Generator | None = None,    # of the noise
+    generator: torch.Generator | Iterator | None = None,    # of the noise; or the noise itself
     keys: Tensor | None = None,    # of the nodes, (B, K, P + 1) int64; given: states must differ
 ) -> tuple[Tensor, ...]:   # parent, pick, new score, each (B, K); log Z of all hypotheses (B, K)
     "The best pairs of every hypothesis, and the best of all of them (rir section 2)."
     def ranked(values):
-        return values.detach() + gumbel_noise(values, generator) if noisy else values
+        if not noisy:
+            return values
+        ahead = isinstance(generator, Iterator)
+        return values.detach() + (next(generator) if ahead else gumbel_noise(values, generator))
     def best(values, ranks, count):
         top, places = ranks.topk(count)
         return values.gather(-1, places) if noisy else top, places
@@ -208,6 +213,23 @@ def choose_proposals(
         proposals, ranks = (box.masked_fill(again, -torch.inf) for box in (proposals, ranks))
     scores, kept = best(proposals, ranks, beam)
     return kept // picks.shape[-1], picks.flatten(1).gather(1, kept), scores, norms
+
+def noise_ahead(
+    counts: list[int],     # sentences that take part in each step, from `active_counts`
+    beam: int,             # K, hypotheses
+    like: Tensor,          # gives type and device
+    generator: torch.Generator | None = None,    # of the noise
+    most: int = 1 << 20,   # numbers drawn at once, unless a step needs more
+) -> Iterator[Tensor]:     # noise of pairs, of proposals, of pairs, ...
+    "The noise that `choose_proposals` draws in all steps of a search, many steps at once."
+    shapes = [shape for going, pairs in zip(counts, range(len(counts) - 1, 0, -1)) for shape in (
+        (going, beam, pairs), (going, beam * min(beam, pairs)))]
+    while shapes:
+        sizes = [*map(prod, shapes)]
+        count = max(1, sum(total <= most for total in accumulate(sizes)))
+        noise = gumbel_noise(like.new_empty(sum(sizes[:count])), generator).split(sizes[:count])
+        yield from (part.view(shape) for part, shape in zip(noise, shapes))
+        shapes = shapes[count:]
 
 # %% ../../nbs/implementations/tree_search.ipynb #f06c353c
 def mark_repeated(
@@ -389,6 +411,8 @@ def arena_search(
     keys = leaf_keys(len(log.arena), arena.device) if encoder.distinct else None
     number, noted = torch.arange(len(log.arena), device=leaves.device), []
     counts = active_counts(lengths)
+    if noisy and leaves.device.type != "cpu":                  # operations are launched one by one
+        generator = noise_ahead(counts, beam, leaves, generator)
     first, entries = number[:beam * batch:beam, None], number[:max(width + 1, 4)]
     missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
     places = number.view(batch, -1)[:, 1 + width:]
