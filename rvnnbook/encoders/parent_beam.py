@@ -60,19 +60,20 @@ def merge_places(
     step: int,             # the first step in which the new pairs stand there
 ) -> tuple[Tensor, Tensor]:    # rows (B, K', M - 1, 3); pairs that end, since when (B, K', 3, 2)
     "Replace two nodes by their parent; only the pairs beside it are new (rir section 2)."
-    _, beam, size, _ = rows.shape
+    batch, beam, size, _ = rows.shape
     flat, width = F.pad(rows, (0, 0, 1, 1)).flatten(0, 2), size + 2     # no node at either end
     place = arena.places[:max(size + 1, 4)]
-    start = torch.arange(0, len(flat), beam * width, device=rows.device)[:, None]
-    start = torch.add(start, origins, alpha=width)             # of the row of the origin
-    near = (start + picks)[..., None] + place[:4]
+    row = torch.add(origins, arena.places[:batch, None], alpha=beam)[..., None]
+    source = torch.add(place, row, alpha=width)                # entries of the origin
+    near = source[..., :4] + picks[..., None]
     around = flat.index_select(0, near.flatten()).view(*near.shape, 3)
     (before, _, _, behind), parent = around[..., 0].unbind(-1), around[..., 1, 1]
-    left, right = torch.stack([before, parent], -1), torch.stack([parent, behind], -1)
+    four = torch.stack([before, parent, parent, behind], -1)
+    left, right = four[..., ::2], four[..., 1::2]
     pairs, since = compose_neighbors(arena, left, right), arena.places[step].expand_as(left)
     new = torch.stack([left, pairs, since], -1)
-    place = place[:size + 1]
-    source = start[..., None] + place + (place > (picks + 1)[..., None])
+    place, source = place[:size + 1], source[..., :size + 1]
+    source = source + (source > near[..., 1:2])
     rows = flat.index_select(0, source.flatten()).view(*source.shape, 3)
     at = (picks[..., None] + place[:2])[..., None].expand_as(new)
     return rows.scatter_(2, at, new)[:, :, 1:-1], around[..., :3, 1:]
