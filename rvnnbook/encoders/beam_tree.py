@@ -35,21 +35,13 @@ class BeamTree(Encoder):
         self.grc = GRC(dim, hidden, activation, dropout)
         self.scorer = nn.ModuleList([nn.Linear(dim, 1)])
 
-    def forward(
-        self,
-        x: Tensor,                                   # token vectors, (B, N, D)
-        mask: Tensor,                                # (B, N) bool, True = token, tokens first
-        *,
-        trees: Tensor | None = None,                 # not used: trees are found
-        generator: torch.Generator | None = None,    # of the noise, where there is any
-        trace: bool = False,                         # keep hypotheses, scores, trees
-    ) -> EncoderOutput:                                   # root (B, D)
+    def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         leaves = leaves.to(self.leaf.weight.dtype)
         roots, scores, history = self.search_trees(leaves, mask, generator)
         root = (scores.softmax(-1)[..., None] * roots).sum(1)
-        return EncoderOutput(root, trace=build_beam_trace(roots, scores, history,
-                                                          mask) if trace else None)
+        found = build_beam_trace(roots, scores, history, mask) if trace else None
+        return EncoderOutput(root, trace=found)
 
     def search_trees(self, leaves: Tensor, mask: Tensor,    # (B, N, D); (B, N) bool
                      generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, list]:
