@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rvnnbook.core import EncoderOutput
 from rvnnbook.encoders.balanced import BalancedTree
-from rvnnbook.encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
+from rvnnbook.encoders.crvnn import CRvNN, halt_penalty
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR
@@ -24,6 +24,7 @@ from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.encoders.parent_beam import ParentBeam
 from rvnnbook.encoders.rir import RIR
 from rvnnbook.encoders.rir_beam import RIRBeam, cut_level, nested_search
+from rvnnbook.lab.subjects import crvnn_literal
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.cells import ACTIVATIONS
 from rvnnbook.layers.neighbors import neighbor_weights

@@ -23,13 +23,13 @@ from rvnnbook.encoders.crvnn import (
     PositionRange,
     PositionScorer,
     _continuous_recursion,
-    crvnn_literal,
     extract_trees,
     halt_penalty,
     modulated_sigmoid,
     plain_sigmoid,
     modulated_sigmoid_exp,
 )
+from rvnnbook.lab.subjects import crvnn_literal
 from rvnnbook.layers.cells import ACTIVATIONS, GRC
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.masking import add_boundary_tokens, reverse_tokens

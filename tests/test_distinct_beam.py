@@ -16,10 +16,11 @@ from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.layers import tree_search
 from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, CompiledBeam, choose_search
 from rvnnbook.encoders.distinct_beam import beam_states, beam_use, common_steps, count_distinct, find_duplicates
-from rvnnbook.encoders.efficient_beam import EfficientBeam, literal_search
+from rvnnbook.encoders.efficient_beam import EfficientBeam
+from rvnnbook.lab.subjects import literal_search, next_states
 from rvnnbook.layers.topk import gumbel_noise
 from rvnnbook.layers.tree_search import (
-    arena_search, choose_proposals, encode_with_search, hash_pair, leaf_keys, mark_repeated, next_states, search_and_replay, states_after, trace_back)
+    arena_search, choose_proposals, encode_with_search, hash_pair, leaf_keys, mark_repeated, search_and_replay, states_after, trace_back)
 from tests.helpers import DIM, answers, assert_same, batch_of, on_page
 
 by_orders, by_best, by_sums, in_post_order, rule_search = on_page(

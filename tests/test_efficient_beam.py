@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, tree_from_steps
 from rvnnbook.encoders.compiled_beam import CompiledBeam, compiled_search
-from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer, literal_search
+from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
+from rvnnbook.lab.subjects import literal_search
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, final_trees, hash_pair, initial_scores, label_nodes, LineageScores, merge_rows, plan_replay, replay, Search,

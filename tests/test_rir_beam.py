@@ -10,8 +10,8 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, cut_level, find_or_make, literal_nested, nested_search,
-                                        score_places, shared_arena, string_it)
+from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, cut_level, find_or_make, nested_search, score_places, shared_arena, string_it)
+from rvnnbook.lab.subjects import literal_nested
 from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.tree_search import encode_with_search, search_and_replay

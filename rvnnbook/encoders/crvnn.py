@@ -4,7 +4,7 @@
 __all__ = ['DECISIONS', 'COMPETITIONS', 'ROUNDS_BETWEEN_WAITS', 'retrieve_scalar', 'plain_sigmoid', 'modulated_sigmoid',
            'modulated_sigmoid_exp', 'modulated_sigmoid_exp_linear', 'TransitionFeatures', 'PositionIndex',
            'PositionRange', 'runs_of', 'PositionScorer', 'soft_round', 'halt_penalty', 'extract_trees', 'CRvNNParts',
-           'CRvNN', 'FixedTreeCRvNN', 'crvnn_literal']
+           'CRvNN', 'FixedTreeCRvNN']
 
 # %% ../../nbs/implementations/crvnn.ipynb #290dc1ee
 from functools import partial
@@ -20,7 +20,7 @@ from ..core import Encoder, EncoderOutput, check_batch, check_choice, simple_tre
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import ACTIVATIONS, make_cell
 from ..layers.masking import add_boundary_tokens, compact, reverse_tokens, scatter_back
-from ..layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
+from ..layers.neighbors import retrieve
 from ..layers.neighbors_linear import neighbor_form, neighbor_retrievers, retrieve_exp
 
 # %% ../../nbs/implementations/crvnn.ipynb #a848a8f9
@@ -442,36 +442,3 @@ class FixedTreeCRvNN(CRvNNParts):
         if self.root == "first":
             steps = reverse_tokens(steps, F.pad(mask[:, 1:], (0, 1)))
         return EncoderOutput(root, trace={"trees": steps} if trace else None)
-
-# %% ../../nbs/implementations/crvnn.ipynb #27d60c2a
-def crvnn_literal(
-    encoder,               # a CRvNN; its threshold, activations and parameters are used
-    x: Tensor,             # token vectors, (B, N, D)
-    mask: Tensor,          # (B, N) bool, True = token
-    floor: float = 1e-8,   # added to each term of the denominator
-) -> tuple[Tensor, Tensor, Tensor]:    # states (B, N, D), existence (B, N), rounds (B,)
-    "The published code's computation, with its batch-wide maximum and number of rounds."
-    framed, there, tokens = add_boundary_tokens(check_batch(x, mask), mask, encoder.start,
-                                                encoder.end)
-    states, exists = torch.where(there[..., None], encoder.leaves(framed), 0), there.to(x.dtype)
-    lengths, everywhere = mask.sum(1), PositionRange(0, there.numel())
-    allowed = (tokens & F.pad(tokens[:, 1:], (0, 1))).to(x.dtype)
-    arrived, going, taken = torch.zeros_like(exists)[..., None], lengths > 0, 0 * lengths
-    for step in range(mask.shape[1]):
-        left, right = neighbor_weights(exists, "left"), neighbor_weights(exists, "right")
-        scores, near = encoder.scorer(states, left, right, encoder.transition(arrived), everywhere)
-        top = scores.max().clamp(min=0)                 # over all sentences and their padding
-        mine, none = (scores - top).exp() * allowed, (-top).exp()
-        rivals = [retrieve(side, mine[..., None]).squeeze(-1) for side in (left, right)]
-        terms = [mine, none] if encoder.modulation == "none" else [mine, none, *rivals]
-        composes = mine / sum(term + floor for term in terms)
-        arrived = retrieve(left, composes[..., None])
-        updated = torch.lerp(states, encoder.cell(near, states), arrived)
-        states = torch.where(going[:, None, None], updated, states)
-        exists = torch.where(going[:, None], exists * (1 - composes), exists)
-        taken = taken + going
-        several = ((exists > encoder.threshold) & tokens).sum(1) > 1
-        going = going & several & (lengths >= step + 1)
-        if not going.any():
-            break
-    return states[:, 1:-1] * mask[..., None], exists[:, 1:-1] * mask, taken

@@ -2,11 +2,12 @@
 
 # %% auto #0
 __all__ = ['literal_attention', 'library_attention', 'scan_products', 'SCANS', 'IRUS', 'COMPILED', 'SUBJECTS', 'LITERAL',
-           'spread', 'problem', 'make_crvnn', 'literal_crvnn', 'library_crvnn', 'training_step', 'literal_beam',
-           'library_beam', 'replayed', 'inference', 'tables_kept', 'AttentionLayer', 'attend_by_form',
-           'matrix_products', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned', 'linear_products',
-           'TreeOfGates', 'iru_loop', 'iru_steps', 'attention_products', 'make_beam', 'Subject', 'partner',
-           'usual_forms', 'literal_rir', 'Written', 'known_entrants', 'make_entrant']
+           'spread', 'problem', 'make_crvnn', 'crvnn_literal', 'literal_crvnn', 'library_crvnn', 'training_step',
+           'next_states', 'literal_steps', 'literal_search', 'literal_beam', 'library_beam', 'replayed', 'inference',
+           'tables_kept', 'AttentionLayer', 'attend_by_form', 'matrix_products', 'crvnn_products', 'beam_products',
+           'GatedMemory', 'scanned', 'linear_products', 'TreeOfGates', 'iru_loop', 'iru_steps', 'attention_products',
+           'make_beam', 'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir',
+           'Written', 'known_entrants', 'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
@@ -16,16 +17,20 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from ..core import EncoderOutput, length_mask
-from ..encoders.crvnn import CRvNN, crvnn_literal, halt_penalty
-from ..encoders.efficient_beam import EfficientBeam, literal_search
-from ..encoders.rir_beam import RIRBeam, literal_nested
+from ..core import EncoderOutput, check_batch, length_mask
+from ..encoders.crvnn import CRvNN, PositionIndex, halt_penalty
+from ..encoders.efficient_beam import EfficientBeam
+from ..encoders.rir_beam import RIRBeam, search_levels
 from ..encoders.self_iru import IRU, self_iru_literal
 from ..layers.attention import geometric_attention, geometric_window
+from ..layers.masking import add_boundary_tokens
+from ..layers.neighbors import neighbor_weights, retrieve
 from ..layers.scan import linear_scan, scan_steps
 from ..layers.tree_search import (
-    arena_search, encode_with_search, label_nodes, search_and_replay, trace_back)
+    active_counts, arena_search, choose_proposals, encode_with_search, hash_pair, initial_scores,
+    label_nodes, leaf_keys, search_and_replay, trace_back)
 from ..registry import create_encoder, list_encoders
 
 # %% ../../nbs/workshop/subjects.ipynb #be689f03
@@ -56,6 +61,38 @@ def make_crvnn(dim: int, checkpoint: bool = False) -> CRvNN:   # checkpoint: rec
     encoder.checkpoint = checkpoint
     return encoder
 
+# %% ../../nbs/workshop/subjects.ipynb #27d60c2a
+def crvnn_literal(
+    encoder: CRvNN, x: Tensor, mask: Tensor,     # its parameters; (B, N, D); (B, N) bool
+    floor: float = 1e-8,                         # added to each term of the denominator
+) -> tuple[Tensor, Tensor, Tensor]:    # states (B, N, D), existence (B, N), rounds (B,)
+    "The published code's computation, with its batch-wide maximum and number of rounds."
+    framed, there, tokens = add_boundary_tokens(check_batch(x, mask), mask, encoder.start,
+                                                encoder.end)
+    states, exists = torch.where(there[..., None], encoder.leaves(framed), 0), there.to(x.dtype)
+    lengths = mask.sum(1)
+    everywhere = PositionIndex(torch.arange(there.numel(), device=x.device))
+    allowed = (tokens & F.pad(tokens[:, 1:], (0, 1))).to(x.dtype)
+    arrived, going, taken = torch.zeros_like(exists)[..., None], lengths > 0, 0 * lengths
+    for step in range(mask.shape[1]):
+        left, right = neighbor_weights(exists, "left"), neighbor_weights(exists, "right")
+        scores, near = encoder.scorer(states, left, right, encoder.transition(arrived), everywhere)
+        top = scores.max().clamp(min=0)                 # over all sentences and their padding
+        mine, none = (scores - top).exp() * allowed, (-top).exp()
+        rivals = [retrieve(side, mine[..., None]).squeeze(-1) for side in (left, right)]
+        terms = [mine, none] if encoder.modulation == "none" else [mine, none, *rivals]
+        composes = mine / sum(term + floor for term in terms)
+        arrived = retrieve(left, composes[..., None])
+        updated = torch.lerp(states, encoder.cell(near, states), arrived)
+        states = torch.where(going[:, None, None], updated, states)
+        exists = torch.where(going[:, None], exists * (1 - composes), exists)
+        taken = taken + going
+        several = ((exists > encoder.threshold) & tokens).sum(1) > 1
+        going = going & several & (lengths >= step + 1)
+        if not going.any():
+            break
+    return states[:, 1:-1] * mask[..., None], exists[:, 1:-1] * mask, taken
+
 # %% ../../nbs/workshop/subjects.ipynb #e1280b64
 def literal_crvnn(encoder: CRvNN, x: Tensor, mask: Tensor) -> tuple:   # root, loss, counts
     "The published equations as they stand (crvnn section 3.3, Algorithms 1-2)."
@@ -77,6 +114,58 @@ def training_step(
     root, loss, ask = form(encoder, x, mask)
     ((root * direction).sum() + loss).backward()
     return root.detach(), ask
+
+# %% ../../nbs/workshop/subjects.ipynb #a84be03f
+def next_states(
+    cell: Callable, states: Tensor,    # f, called as cell(left, right); rows (B, K, W, D)
+    parent: Tensor, pick: Tensor,      # the hypothesis continued, the pair composed, (B, K)
+) -> Tensor:                           # rows afterwards, (B, K, W - 1, D)
+    "Compose one pair in every row."
+    row, pick = states[torch.arange(len(states))[:, None], parent], pick[..., None, None]
+    place = torch.arange(row.shape[2] - 1, device=row.device)[:, None]
+    left, right, rest = (row.gather(2, at.expand(*pick.shape[:2], -1, row.shape[-1]))
+                         for at in (pick, pick + 1, place + (place > pick)))
+    return torch.where(place == pick, cell(left, right), rest)
+
+def literal_steps(
+    encoder: EfficientBeam, states: Tensor,      # all rows, (B, K, W, D), the longest first
+    scores: Tensor, sizes: Tensor,               # -inf for none, (B, K); nodes of each row, (B,)
+    generator: torch.Generator | None = None,    # of the noise
+    rule: Callable | None = None,      # rule(logits, scores, keys, last); None: the encoder's
+) -> tuple[Tensor, Tensor]:            # final states (B, K, D), scores (B, K)
+    "Beam search for trees, step by step, with all rows of states (rir section 2)."
+    def usual(logits, scores, keys, last):
+        return choose_proposals(logits, scores, encoder.training and encoder.noise, generator,
+                                keys if encoder.distinct else None)
+    keys, ended = leaf_keys(states.shape[2], states.device).expand(states.shape[:3]), []
+    counts, sizes = active_counts(sizes), sizes.to(keys)
+    last = torch.zeros_like(keys[..., 0])                      # place of the last merge, (B, K)
+    for step, going in enumerate(counts):
+        ended.append((states[going:, :, 0], scores[going:]))
+        states, scores, keys, last = (box[:going] for box in (states, scores, keys, last))
+        if not going:
+            break
+        logits = encoder.scorer(states[:, :, :-1], states[:, :, 1:])
+        place = torch.arange(logits.shape[-1], device=logits.device)
+        missing = place >= (sizes[:going] - step - 1)[:, None, None]
+        parent, last, scores, *_ = (rule or usual)(logits.masked_fill(missing, -torch.inf), scores,
+                                                   keys, last)
+        keys = next_states(hash_pair, keys[..., None], parent, last)[..., 0]
+        states = next_states(encoder.grc, states, parent, last)
+    states, scores = (torch.cat(parts[::-1]) for parts in zip(*ended))
+    return states, scores
+
+# %% ../../nbs/workshop/subjects.ipynb #74cff866
+def literal_search(
+    encoder: EfficientBeam, leaves: Tensor,      # leaf states, (B, N, D), longest sentences first
+    lengths: Tensor,                             # tokens of every sentence, (B,)
+    generator: torch.Generator | None = None,    # of the noise
+    trace: bool = False,                         # not used: it keeps no trees
+) -> tuple:                            # final states (B, K, D), scores (B, K); no trees
+    "Beam search for trees, step by step, with all rows of states (rir section 2)."
+    states = leaves[:, None].expand(-1, encoder.beam, -1, -1)
+    scores = initial_scores(len(leaves), encoder.beam, leaves)
+    return *literal_steps(encoder, states, scores, lengths, generator), None
 
 # %% ../../nbs/workshop/subjects.ipynb #4386798e
 def _searched(encoder, x, mask, search):
@@ -315,6 +404,30 @@ def usual_forms(subject: str, device: str = "cpu") -> tuple[str, ...]:     # in 
     "All forms that can be measured here: the compiled search needs numba and a CPU."
     able = find_spec("numba") is not None and device == "cpu"
     return tuple(form for form in SUBJECTS[subject].forms if able or "compiled" not in form)
+
+# %% ../../nbs/workshop/subjects.ipynb #68c59d1c
+def literal_chunks(
+    encoder: RIRBeam, results: Tensor,           # states of the level below, (L K, D)
+    below: Tensor, scores: Tensor, sizes: Tensor,    # of chunks: (M, K, W), (M, K), (M,)
+    generator: torch.Generator | None = None,    # of the noise
+) -> tuple[Tensor, Tensor]:            # states (M, K, D), scores (M, K)
+    "Beam search in every chunk, step by step, with all rows of states (rir section 3.1)."
+    sizes, order = sizes.sort(descending=True, stable=True)
+    states, scores = literal_steps(encoder, results[below[order]], scores[order], sizes, generator)
+    return states[order.argsort()], scores[order.argsort()]
+
+def literal_nested(
+    encoder: RIRBeam, leaves: Tensor,            # leaf states, (B, N, D), longest sentences first
+    lengths: Tensor,                             # tokens of every sentence, (B,)
+    generator: torch.Generator | None = None,    # of noise and draws
+    trace: bool = False,                         # not used: it keeps no trees
+    draws: list | None = None,         # of each level but the last, recorded, (L, K - 1)
+) -> tuple:                            # final states (B, K, D), scores (B, K); no trees
+    "Recursion in recursion, step by step (rir section 3.1)."
+    def search(results, below, scores, sizes):
+        return literal_chunks(encoder, results, below, scores, sizes, generator)
+    leaves = leaves[length_mask(lengths, leaves.shape[1])]
+    return *search_levels(encoder, leaves, lengths, search, generator, draws), None
 
 # %% ../../nbs/workshop/subjects.ipynb #46053707
 def literal_rir(encoder: RIRBeam, x: Tensor, mask: Tensor) -> tuple:       # root, 0, None

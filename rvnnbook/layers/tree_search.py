@@ -6,10 +6,9 @@ __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_ste
            'initial_scores', 'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept',
            'make_nodes', 'blank_log', 'write_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back',
            'trace_lineages', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs',
-           'states_after', 'next_states', 'literal_steps', 'ReplayPlan', 'plan_replay', 'replay_forward',
-           'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores',
-           'birth_steps', 'score_pairs', 'lineage_scores', 'copy_to_host', 'on_host', 'search_and_replay',
-           'kept_factors', 'final_trees']
+           'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
+           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores',
+           'copy_to_host', 'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterator
@@ -263,7 +262,7 @@ def encode_with_search(
     encoder,               # an EfficientBeam
     x: Tensor,             # token vectors, (B, N, D)
     mask: Tensor,          # (B, N) bool, True = token
-    search,                # literal_search or beam_search
+    search,                # search_and_replay or another
     generator: torch.Generator | None = None,    # of the noise
     trace: bool = False,   # keep the final hypotheses
 ) -> EncoderOutput:             # root (B, D)
@@ -602,50 +601,6 @@ def states_after(
     "Key of the row of trees after each proposed composition."
     left, right = keys.gather(-1, picks), keys.gather(-1, picks + 1)
     return keys.sum(-1, keepdim=True) - left - right + hash_pair(left, right)
-
-def next_states(
-    cell,                  # f, called as cell(left, right)
-    states: Tensor,        # rows of all hypotheses, (B, K, W, D)
-    parent: Tensor,        # which hypothesis each one continues, (B, K)
-    pick: Tensor,          # which pair it composes, (B, K)
-) -> Tensor:               # rows afterwards, (B, K, W - 1, D)
-    "Compose one pair in every row."
-    row, pick = states[torch.arange(len(states))[:, None], parent], pick[..., None, None]
-    place = torch.arange(row.shape[2] - 1, device=row.device)[:, None]
-    left, right, rest = (row.gather(2, at.expand(*pick.shape[:2], -1, row.shape[-1]))
-                         for at in (pick, pick + 1, place + (place > pick)))
-    return torch.where(place == pick, cell(left, right), rest)
-
-# %% ../../nbs/implementations/tree_search.ipynb #a84be03f
-def literal_steps(
-    encoder,               # an EfficientBeam
-    states: Tensor,        # rows of all hypotheses, (B, K, W, D), the longest first
-    scores: Tensor,        # s, of the hypotheses, -inf for none, (B, K)
-    sizes: Tensor,         # nodes of each row, (B,)
-    generator: torch.Generator | None = None,    # of the noise
-    rule: Callable | None = None,  # rule(logits, scores, keys, last); None: the encoder's
-) -> tuple[Tensor, Tensor]:    # final states (B, K, D), scores (B, K)
-    "Beam search for trees, step by step, with all rows of states (rir section 2)."
-    def usual(logits, scores, keys, last):
-        return choose_proposals(logits, scores, encoder.training and encoder.noise, generator,
-                                keys if encoder.distinct else None)
-    keys, ended = leaf_keys(states.shape[2], states.device).expand(states.shape[:3]), []
-    counts, sizes = active_counts(sizes), sizes.to(keys)
-    last = torch.zeros_like(keys[..., 0])                      # place of the last merge, (B, K)
-    for step, going in enumerate(counts):
-        ended.append((states[going:, :, 0], scores[going:]))
-        states, scores, keys, last = (box[:going] for box in (states, scores, keys, last))
-        if not going:
-            break
-        logits = encoder.scorer(states[:, :, :-1], states[:, :, 1:])
-        place = torch.arange(logits.shape[-1], device=logits.device)
-        missing = place >= (sizes[:going] - step - 1)[:, None, None]
-        parent, last, scores, *_ = (rule or usual)(logits.masked_fill(missing, -torch.inf), scores,
-                                                   keys, last)
-        keys = next_states(hash_pair, keys[..., None], parent, last)[..., 0]
-        states = next_states(encoder.grc, states, parent, last)
-    states, scores = (torch.cat(parts[::-1]) for parts in zip(*ended))
-    return states, scores
 
 # %% ../../nbs/implementations/tree_search.ipynb #f865da73
 class ReplayPlan(NamedTuple):
