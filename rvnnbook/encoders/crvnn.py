@@ -2,9 +2,8 @@
 
 # %% auto #0
 __all__ = ['DECISIONS', 'COMPETITIONS', 'ROUNDS_BETWEEN_WAITS', 'retrieve_scalar', 'plain_sigmoid', 'modulated_sigmoid',
-           'modulated_sigmoid_exp', 'modulated_sigmoid_exp_linear', 'TransitionFeatures', 'PositionIndex',
-           'PositionRange', 'runs_of', 'PositionScorer', 'soft_round', 'halt_penalty', 'extract_trees', 'CRvNNParts',
-           'CRvNN', 'FixedTreeCRvNN']
+           'modulated_sigmoid_exp', 'modulated_sigmoid_exp_linear', 'TransitionFeatures', 'PositionIndex', 'runs_of',
+           'PositionScorer', 'soft_round', 'halt_penalty', 'extract_trees', 'CRvNNParts', 'CRvNN', 'FixedTreeCRvNN']
 
 # %% ../../nbs/implementations/crvnn.ipynb #290dc1ee
 from functools import partial
@@ -126,30 +125,13 @@ class PositionIndex(NamedTuple):
         "The values with these rows at the positions."
         return values.flatten(0, 1).index_copy(0, self.places, rows).view_as(values)
 
-class PositionRange(NamedTuple):
-    "Adjacent positions of a batch, read without a copy."
-    start: int                 # the first, in [0, B N)
-    stop: int                  # after the last
-
-    def gather(self, values: Tensor) -> Tensor:     # (B, N, D) -> (M, D)
-        "The values at the positions."
-        return values.flatten(0, 1)[self.start:self.stop]
-
-    def scatter(self, values: Tensor, rows: Tensor) -> Tensor:     # (B, N, D), (M, D) -> (B, N, D)
-        "The values with these rows at the positions."
-        old = values.flatten(0, 1)
-        return torch.cat([old[:self.start], rows, old[self.stop:]]).view_as(values)
-
 # %% ../../nbs/implementations/crvnn.ipynb #5c1f0a9e
 def runs_of(
     allowed: Tensor,       # positions that may compose, (B, N) bool; in a row side by side
 ) -> tuple:                # these positions and their right neighbors
     "Positions that may compose and the positions that they may be merged into."
-    if len(allowed) > 1:
-        senders = allowed.flatten().nonzero().squeeze(1)
-        return PositionIndex(senders), PositionIndex(senders + 1)
-    first, count = int(allowed.int().argmax()), int(allowed.sum())
-    return PositionRange(first, first + count), PositionRange(first + 1, first + count + 1)
+    senders = allowed.flatten().nonzero().squeeze(1)
+    return PositionIndex(senders), PositionIndex(senders + 1)
 
 # %% ../../nbs/implementations/crvnn.ipynb #2b8e975e
 class PositionScorer(nn.ModuleList):
@@ -175,8 +157,8 @@ class PositionScorer(nn.ModuleList):
 
         `states`: r, (B, N, S), of which the first D are read; `left`: weights of left neighbors,
         (B, N, N), or a retriever; `right`: weights of right neighbors, (B, N, N), or a retriever;
-        `features`: transition features, (B, N, width); `rows`: positions to score, a PositionIndex
-        or PositionRange. Returns: u, 0 at other positions, (B, N); left(r), (B, N, S).
+        `features`: transition features, (B, N, width); `rows`: positions to score, a
+        PositionIndex. Returns: u, 0 at other positions, (B, N); left(r), (B, N, S).
         """
         seen = [states]                            # left(left(r)), left(r), r, right(r), ...
         for _ in range(self.window):
