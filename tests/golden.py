@@ -43,7 +43,7 @@ OUTPUTS, GRADIENTS = 1e-5, 1e-4        # largest absolute error; largest error a
 
 
 class Neighbors(nn.Module):
-    "The two neighbour matrices of a batch of existences."
+    "The two neighbor matrices of a batch of existences."
     def forward(self, exists):
         return {side: neighbor_weights(exists, side) for side in ("left", "right")}
 
@@ -403,7 +403,7 @@ def not_compared(tensors: dict) -> set:
 
 
 def rows_that_mean_something(name: str, value: torch.Tensor, inputs: dict, expected: dict) -> torch.Tensor:
-    """Neighbour matrices, an NDR's states and what stands before a cut have rows for padding positions, and nobody reads them. Of hypotheses
+    """Neighbor matrices, an NDR's states and what stands before a cut have rows for padding positions, and nobody reads them. Of hypotheses
     those count that have weight."""
     if (name in ("out.left", "out.right") or name == "out.sequence" and "grad.x_full" in expected
             or "out.root_first" in expected and name in ("out.sequence", "out.after_layer_1")):

@@ -197,7 +197,7 @@ def test_published_numbers_of_rounds(sizes, seed, padding):
     assert encoder(x, mask, trace=True).trace["rounds"].tolist() == [n - 1 for n in sizes]
 
 
-def test_published_form_reads_its_neighbours_in_the_batch():
+def test_published_form_reads_its_neighbors_in_the_batch():
     "So the promise that encoders keep would notice."
     encoder = make(0, 300.0, modulation="exponentials")
     x, mask = batch_of([6] * 16, 0)
@@ -277,7 +277,7 @@ def test_a_rival_that_hardly_exists(weight):
 
 @quick
 @given(st.integers(3, 8), seeds, st.sampled_from(COMPETING))
-def test_certain_neighbours_share_less_than_one(n, seed, rule):
+def test_certain_neighbors_share_less_than_one(n, seed, rule):
     scores = 4 * torch.randn(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     alive = torch.rand(4, n, generator=torch.Generator().manual_seed(seed)) < 0.7
     crowd = [neighbor_weights(alive.double(), side) for side in ("left", "right")]
@@ -417,7 +417,7 @@ def test_who_pays():
 # ---- trees
 
 def merged(rounds):
-    "The tree that is made when positions join their right neighbour in the order of their rounds, left ones first in a round."
+    "The tree that is made when positions join their right neighbor in the order of their rounds, left ones first in a round."
     parts = [(i, i) for i in range(len(rounds))]              # (last position, tree)
     for _, i in sorted((round_, i) for i, round_ in enumerate(rounds[:-1])):
         at = next(at for at, (last, _) in enumerate(parts) if last == i)

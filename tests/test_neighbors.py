@@ -1,4 +1,4 @@
-"Neighbour weights against loops in exact arithmetic, and their gradients at ties against the published code's."
+"Neighbor weights against loops in exact arithmetic, and their gradients at ties against the published code's."
 from fractions import Fraction
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_weights_are_those_of_the_walker(side, retriever, rows):
         n = len(row)
         for i in range(n):                                             # quarters and their products are exact in float64
             assert [Fraction(p) for p in found[i, :n].tolist()] == walk(row, i, side, retriever)
-        assert not found[:, n:].any()                                  # nobody finds a neighbour on padding
+        assert not found[:, n:].any()                                  # nobody finds a neighbor on padding
 
 
 @BOTH

@@ -305,7 +305,7 @@ def test_plan_has_what_survivors_held(sizes, beam, seed):
 def test_slopes_at_the_floor(lead):
     "Against PyTorch's slope of the formula as it is written, in two steps with a pair that lives through both."
     u = torch.tensor([0.0, lead, 1.0, -0.5, 2.0]).double().requires_grad_()
-    first, second = u[[0, 1, 4]], u[[2, 4]]                                    # 0 is composed; then 2, made of it and its neighbour
+    first, second = u[[0, 1, 4]], u[[2, 4]]                                    # 0 is composed; then 2, made of it and its neighbor
     written = (first.softmax(0)[0] + 2 * EPSILON).log() + (second.softmax(0)[0] + 2 * EPSILON).log()
     lives = PairLifetimes(torch.tensor([[[[0, 1, 2], [0, 3, 5], [0, 4, 0]]]]), torch.tensor([[[[0, 0, 0], [0, 1, 0], [0, 2, 0]]]]),
                   torch.stack([first.logsumexp(0), second.logsumexp(0), u[3]]).detach()[None, None])

@@ -189,8 +189,8 @@ def gate_and_norm(
 # %% ../../nbs/implementations/compiled_beam.ipynb #96e9f384
 @compiled
 def score_pair(
-    sums: np.ndarray,      # half of the left neighbour, (d,)
-    others: np.ndarray,    # half of the right neighbour, (d,)
+    sums: np.ndarray,      # half of the left neighbor, (d,)
+    others: np.ndarray,    # half of the right neighbor, (d,)
     weight: np.ndarray,    # of the scorer's last layer, (d,)
 ) -> float:                # u, without the bias
     "The rest of a pair's score, once the first layer is done (rir section 2)."
@@ -204,7 +204,7 @@ def score_pair(
 @compiled
 def write_nodes(
     nodes: np.ndarray,     # new nodes, (B K, D)
-    halves: np.ndarray,    # of the new nodes, as right and as left neighbours, (B K, 2 d)
+    halves: np.ndarray,    # of the new nodes, as right and as left neighbors, (B K, 2 d)
     weight: np.ndarray,    # of the scorer's last layer, (d,)
     bias: float,           # of the scorer's last layer
     places: np.ndarray,    # where the new nodes go, (B, K)

@@ -26,7 +26,7 @@ from ..layers.neighbors_linear import neighbor_form, neighbor_retrievers, retrie
 def retrieve_scalar(
     side,                  # weights of neighbors on one side, (B, N, N), or a retriever
     amounts: Tensor,       # one number a position, (B, N)
-) -> Tensor:               # its expected value at the neighbour, (B, N)
+) -> Tensor:               # its expected value at the neighbor, (B, N)
     "Expected neighbor value of one number a position; a retriever sums in double precision."
     return retrieve(side, amounts.to(side.dtype)[..., None]).squeeze(-1).to(amounts.dtype)
 
@@ -44,8 +44,8 @@ def plain_sigmoid(
 def modulated_sigmoid(
     scores: Tensor,        # u, (B, N)
     allowed: Tensor,       # positions that may compose, (B, N) bool
-    left: Tensor,          # weights of left neighbours, (B, N, N)
-    right: Tensor,         # weights of right neighbours, (B, N, N)
+    left: Tensor,          # weights of left neighbors, (B, N, N)
+    right: Tensor,         # weights of right neighbors, (B, N, N)
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "A softmax over each score, those of both neighbors, and zero (crvnn Eq. 13)."
     rivals = [retrieve_scalar(side, scores) for side in (left, right)]
@@ -56,8 +56,8 @@ def modulated_sigmoid(
 def modulated_sigmoid_exp(
     scores: Tensor,        # u, (B, N)
     allowed: Tensor,       # positions that may compose, (B, N) bool
-    left: Tensor,          # weights of left neighbours, (B, N, N)
-    right: Tensor,         # weights of right neighbours, (B, N, N)
+    left: Tensor,          # weights of left neighbors, (B, N, N)
+    right: Tensor,         # weights of right neighbors, (B, N, N)
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "Competition with the neighbors' expected exponentials, as in published code."
     weights, scores = left + right, scores.masked_fill(~allowed, -torch.inf)
