@@ -23,6 +23,11 @@ seeds = st.integers(0, 10**6)
 each = pytest.mark.parametrize("scorer", SCORERS)
 
 
+def drawn(test):
+    "Sentences, seeds and temperatures of the straight-through gradient."
+    return few(given(sizes=lengths, seed=seeds, temperature=st.sampled_from([0.5, 1.0, 3.0]))(test))
+
+
 def make(seed=0, factor=3.0, **options):
     "An encoder in double precision whose scores are multiplied by a factor, with layer norms that show."
     torch.manual_seed(seed)
@@ -309,8 +314,7 @@ def drawn_slowly(encoder, x, noise):
 
 
 @each
-@few
-@given(sizes=lengths, seed=seeds, temperature=st.sampled_from([0.5, 1.0, 3.0]))
+@drawn
 def test_straight_through_by_hand(scorer, sizes, seed, temperature):
     encoder = make(seed, 0.5, scorer=scorer, choice="gumbel", temperature=temperature)
     x, mask = batch_of(sizes, seed, 1)
@@ -332,8 +336,7 @@ def literal_root(encoder, leaves, mask, noise, weigh=None):
 
 
 @each
-@few
-@given(sizes=lengths, seed=seeds, temperature=st.sampled_from([0.5, 1.0, 3.0]))
+@drawn
 def test_pairs_composed_once_equal_the_literal_loop(scorer, sizes, seed, temperature):
     encoder = make(seed, 0.5, scorer=scorer, choice="gumbel", temperature=temperature)
     x, mask = batch_of(sizes, seed, 1)

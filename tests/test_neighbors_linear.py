@@ -17,6 +17,13 @@ from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_MAX_LENGTH, LINEAR_RE
 
 many = settings(deadline=None, max_examples=40)
 EACH = pytest.mark.parametrize("side, retriever", list(product(("left", "right"), sorted(RETRIEVERS))))
+
+
+def drawn(test):
+    "Cases that hypothesis draws inside the test."
+    return many(given(st.data())(test))
+
+
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 quarters = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
@@ -62,8 +69,7 @@ def assert_same(found, expected):
 
 @DTYPES
 @EACH
-@many
-@given(st.data())
+@drawn
 def test_walk_is_matrix(dtype, side, retriever, data):
     exists = boxed(data.draw(sentences(dtype)), dtype)
     values = random_values(exists, data.draw(st.integers(1, 3)), 0)
@@ -173,8 +179,7 @@ def scores_of(exists, nats, seed=2):
 
 
 @EACH
-@many
-@given(st.data())
+@drawn
 def test_logarithms_of_what_is_found(side, retriever, data):
     "Thousands of nats below zero and above, exact zeros and ties, some that nobody meets."
     exists = boxed(data.draw(sentences(torch.float64)), torch.float64)
@@ -204,8 +209,7 @@ def slopes_of_exponentials(side, retriever, exists, least, nats, seed=3):
 
 
 @EACH
-@many
-@given(st.data())
+@drawn
 def test_slopes_of_exponentials(side, retriever, data):
     "With bases no less than any score no slope is cut off: zeros and ties have those of the matrix."
     exists = boxed(data.draw(sentences(torch.float64)), torch.float64)
