@@ -44,6 +44,8 @@ def test_constraints_pin_what_the_extras_ask_for():
     asked = [r for extra in PROJECT["optional-dependencies"].values() for r in extra] + PROJECT["dependencies"]
     for requirement in asked:
         name, exact = re.match(r"([\w.-]+)(?:==(\S+))?", requirement.lower().replace("_", "-")).groups()
+        if name == "rvnnbook":                       # an extra that contains another one
+            continue
         assert name in pins, f"{name} is not pinned"
         assert exact is None or pins[name] == exact
 

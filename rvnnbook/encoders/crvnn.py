@@ -186,20 +186,29 @@ def soft_round(
     after = torch.lerp(before, parents, receivers.gather(arrived))
     return receivers.scatter(states, after), exists * (1 - composes), arrived, composes
 
+# %% ../../nbs/implementations/crvnn.ipynb #c692824a
+def _split_rows(held, ended, places, width, kept):
+    """Rows of sentences that have halted, and of the others.
+
+    `held`: whether each goes on; `ended`: rows, states, exists, rounds; `places`: of compacted
+    positions, or None; `width`: of all positions; `kept`: what goes on.
+    """
+    out, on = (torch.tensor([row for row, going in enumerate(held) if going == which],
+                            dtype=torch.int64, device=ended[0].device) for which in (False, True))
+    ended = [tensor.index_select(0, out) for tensor in ended]
+    if places is not None:
+        ended[1:3] = (scatter_back(tensor, places[out], width) for tensor in ended[1:3])
+    return ended, [tensor.index_select(0, on) for tensor in kept]
+
 # %% ../../nbs/implementations/crvnn.ipynb #c692824b
-def _continuous_recursion(states: Tensor, exists: Tensor, tokens: Tensor, budget: Tensor, decide,
-                          cell, threshold: float, recompute: bool = False,
-                          compaction: float = 0.0, every: int = 1) -> tuple[tuple, list]:
+def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshold,
+                          recompute=False, compaction=0.0, every=1) -> tuple[tuple, list]:
     """Repeat rounds until sentences halt or use up their budget (crvnn section 3.3, Alg. 1-2).
 
-    `states`: r, leaves with START and END around them, (B, N, S); `exists`: e, 1 on tokens, START
-    and END, (B, N); `tokens`: (B, N) bool; `budget`: most rounds of every sentence, (B,);
-    `decide`: as CRvNN.decide; `cell`: f, called as cell(left, right) on (M, S);
-    `threshold`: epsilon; `recompute`: compute rounds again in the backward pass, remember none;
-    `compaction`: take positions out that exist no more than this; 0: none; `every`: rounds after
-    which halted sentences are removed, 1 with compaction; until then they are held as they are.
-    Returns: (states, exists, rounds) of all; (rows, e, c, places) of every round.
-    """
+    `budget`: most rounds, (B,); `decide`: as CRvNN.decide; `recompute`: rounds again in the
+    backward pass; `compaction`: take out positions that exist no more than this; `every`: rounds
+    after which halted sentences are removed, 1 with compaction. Returns: (states, exists, rounds)
+    of all; (rows, e, c, places) of every round."""
     a_round = partial(checkpoint, soft_round, use_reentrant=False) if recompute else soft_round
     width, rows = exists.shape[1], torch.arange(len(states), device=states.device)
     places = torch.arange(width, device=states.device).expand(exists.shape)
@@ -209,16 +218,11 @@ def _continuous_recursion(states: Tensor, exists: Tensor, tokens: Tensor, budget
         going = (taken < budget) & (((exists >= threshold) & tokens).sum(1) > 1)
         held = [True] if step % every else going.tolist()
         if not all(held):
-            out, kept = (torch.tensor([row for row, on in enumerate(held) if on == which],
-                                      dtype=torch.int64, device=rows.device)
-                         for which in (False, True))
-            ended = [tensor.index_select(0, out) for tensor in (rows, states, exists, taken)]
-            if compaction:
-                ended[1:3] = (scatter_back(tensor, places[out], width) for tensor in ended[1:3])
+            ended, kept = _split_rows(
+                held, (rows, states, exists, taken), places if compaction else None, width,
+                (rows, budget, states, exists, tokens, arrived, places, taken, going))
             halted.append(ended)
-            rows, budget, states, exists, tokens, arrived, places, taken, going = (
-                tensor.index_select(0, kept) for tensor in (
-                    rows, budget, states, exists, tokens, arrived, places, taken, going))
+            rows, budget, states, exists, tokens, arrived, places, taken, going = kept
             runs = None
         if not len(rows):
             break
@@ -228,8 +232,7 @@ def _continuous_recursion(states: Tensor, exists: Tensor, tokens: Tensor, budget
                 alive, states, exists * alive, tokens & alive, arrived, places)
             runs = None
         if runs is None:
-            allowed = tokens & F.pad(tokens[:, 1:], (0, 1))        # all tokens but the last
-            runs = runs_of(allowed)
+            runs = runs_of(allowed := tokens & F.pad(tokens[:, 1:], (0, 1)))   # all but the last
         now = allowed & going[:, None] if step % every else allowed    # some may have ended since
         before, taken = exists.detach(), taken + going
         states, exists, arrived, composes = a_round(states, exists, now, arrived, decide, cell,
@@ -306,9 +309,15 @@ class CRvNNParts(Encoder):
         "States of the leaves."
         return self.leaf_norm(self.leaf(x)).to(self.start.dtype)
 
-# %% ../../nbs/implementations/crvnn.ipynb #62aa5148
+# %% ../../nbs/implementations/crvnn.ipynb #62aa5147
 ROUNDS_BETWEEN_WAITS = 2   # on an accelerator, where removing halted sentences waits for values
 
+def _rounds_between_waits(encoder, x):
+    "1 on the CPU, with compaction, and with dropout, which held sentences would draw."
+    dropout = encoder.cell.dropout.p if encoder.training else 0
+    return 1 if encoder.compaction or x.device.type == "cpu" or dropout else ROUNDS_BETWEEN_WAITS
+
+# %% ../../nbs/implementations/crvnn.ipynb #62aa5148
 class CRvNN(CRvNNParts):
     """Continuous recursive neural network: soft composition in every round (crvnn section 3).
 
@@ -338,15 +347,12 @@ class CRvNN(CRvNNParts):
         x = reverse_tokens(x, mask) if self.root == "first" else x
         framed, there, tokens = add_boundary_tokens(x, mask, self.start, self.end)
         leaves = torch.where(there[..., None], self.leaves(framed), 0)
-        now = (self.compaction or x.device.type == "cpu"       # held sentences would draw dropout
-               or self.training and self.cell.dropout.p > 0)
         (states, exists, taken), rounds = _continuous_recursion(
             leaves, there.to(leaves.dtype), tokens, self.max_rounds(mask), self.decide, self.cell,
             self.threshold, self.checkpoint and torch.is_grad_enabled(), self.compaction,
-            1 if now else ROUNDS_BETWEEN_WAITS)
+            _rounds_between_waits(self, x))
         states = torch.where(mask[..., None], states[:, 1:-1, :self.dim], 0)
-        exists = torch.where(mask, exists[:, 1:-1], 0)
-        penalty = halt_penalty(exists, mask)
+        penalty = halt_penalty(exists := torch.where(mask, exists[:, 1:-1], 0), mask)
         found = _build_trace(rounds, exists, taken, penalty, mask) if trace else None
         root = states[torch.arange(len(states), device=mask.device), mask.sum(1) - 1]
         if self.root == "first":

@@ -213,6 +213,25 @@ def blank_level(
     norms = like.new_zeros(parents.shape)
     return Level(below, sizes, boxes[..., :4], boxes[..., 4], parents, norms)
 
+# %% ../../nbs/implementations/rir_beam.ipynb #894aaeea
+def _first_logits(arena, scorer, rows, scores):
+    "The scores of the pairs of all rows, before the first step."
+    if rows.device.type != "cpu":                    # to count real hypotheses would be a wait
+        return score_places(arena, scorer, rows[:, :-1], rows[:, 1:])
+    there, logits = (scores > -torch.inf).flatten(), scores.new_zeros(len(rows), rows.shape[1] - 1)
+    logits[there] = score_places(arena, scorer, rows[there, :-1], rows[there, 1:])
+    return logits
+
+def _write_decisions(log, noted, counts, order):
+    "Write the decisions of all steps, if there are any, into the boxes of a level."
+    if not noted:
+        return
+    part = torch.arange(len(order)) < torch.tensor(counts)[:, None]
+    step, at = (index.to(order) for index in part.nonzero(as_tuple=True))
+    around, made, parents, norms = map(torch.cat, zip(*noted))
+    for box, values in zip(log[2:], (around, made, parents, norms.gather(1, parents))):
+        box[step, order[at]] = values
+
 # %% ../../nbs/implementations/rir_beam.ipynb #894aaeeb
 def search_chunks(
     encoder,               # a RIRBeam
@@ -230,12 +249,8 @@ def search_chunks(
     counts, order, width = active_counts(sizes), order.to(below), below.shape[-1]
     scores, real = scores[order], length_mask(sizes, width).to(below.device)[:, None]
     rows = F.pad(torch.where(real, results[below[order]], 0), (1, 1)).flatten(0, 1)
-    if rows.device.type == "cpu":                              # pairs of real hypotheses only
-        there, logits = (scores > -torch.inf).flatten(), scores.new_zeros(len(rows), width + 1)
-        logits[there] = score_places(arena, scorer, rows[there, :-1], rows[there, 1:])
-    else:                                                      # to count them would be a wait
-        logits = score_places(arena, scorer, rows[:, :-1], rows[:, 1:])
-        generator = noise_ahead(counts, beam, scores, generator) if noisy else None
+    logits, ahead = _first_logits(arena, scorer, rows, scores), rows.device.type != "cpu"
+    draws = noise_ahead(counts, beam, scores, generator) if noisy and ahead else generator
     number = torch.arange(max(*rows.shape, 4), device=rows.device)
     first, entries = number[:len(rows):beam, None], number[:max(width + 2, 4)]
     for step, going in enumerate(counts):
@@ -244,7 +259,7 @@ def search_chunks(
             break
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
         parent, pick, scores, norms = choose_proposals(
-            logits[:, 1:-1].view(going, beam, -1), scores, noisy, generator)
+            logits[:, 1:-1].view(going, beam, -1), scores, noisy, draws)
         source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
         around = rows.gather(1, at)
@@ -255,12 +270,7 @@ def search_chunks(
             around[:, ::3] == 0, -torch.inf)
         rows, logits = merge_rows(rows, logits, at[:, :2], made, beside, entries)
         noted.append((around.view(going, beam, 4), made.view(going, beam), parent, norms))
-    if noted:
-        part = torch.arange(len(order)) < torch.tensor(counts)[:, None]
-        step, at = (index.to(order) for index in part.nonzero(as_tuple=True))
-        around, made, parents, norms = map(torch.cat, zip(*noted))
-        for box, values in zip(log[2:], (around, made, parents, norms.gather(1, parents))):
-            box[step, order[at]] = values
+    _write_decisions(log, noted, counts, order)
     places, scores = (torch.cat(parts[::-1]) for parts in zip(*ended))
     return places[order.argsort()], scores[order.argsort()], log
 

@@ -198,8 +198,9 @@ def choose_proposals(
     def ranked(values):
         if not noisy:
             return values
-        ahead = isinstance(generator, Iterator)
-        return values.detach() + (next(generator) if ahead else gumbel_noise(values, generator))
+        if isinstance(generator, Iterator):
+            return values.detach() + next(generator)
+        return values.detach() + gumbel_noise(values, generator)
     def best(values, ranks, count):
         top, places = ranks.topk(count)
         return values.gather(-1, places) if noisy else top, places
@@ -213,6 +214,7 @@ def choose_proposals(
     scores, kept = best(proposals, ranks, beam)
     return kept // picks.shape[-1], picks.flatten(1).gather(1, kept), scores, norms
 
+# %% ../../nbs/implementations/tree_search.ipynb #83304720
 def noise_ahead(
     counts: list[int],     # sentences that take part in each step, from `active_counts`
     beam: int,             # K, hypotheses
@@ -394,6 +396,23 @@ def write_log(
             box[at] = values
     return log
 
+# %% ../../nbs/implementations/tree_search.ipynb #b61df9e4
+def _layout(number, lengths, width, beam):
+    "Pairs that a sentence lacks, (B, 1, N - 1) bool; places of the nodes of every step, (T, B, K)."
+    missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
+    places = number.view(len(lengths), -1)[:, 1 + width:]
+    return missing, places.unflatten(1, (-1, beam)).transpose(0, 1).contiguous()
+
+def _add_nodes(encoder, log, arena, around, step, split):
+    "Compose the chosen pairs of one step into the arena; the scores of the pairs beside them."
+    beam = encoder.beam
+    going, width = len(around) // beam, arena.shape[1] - 1 - log.around.shape[0] * beam
+    keep = kept_units(encoder, log, step, len(around))
+    nodes, beside = make_nodes(encoder, log.arena, around, keep, split)
+    start = 1 + width + beam * step
+    arena[:going, start:start + beam] = nodes.view(going, beam, -1)
+    return beside
+
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e5
 @torch.no_grad()
 def arena_search(
@@ -410,12 +429,10 @@ def arena_search(
     keys = leaf_keys(len(log.arena), arena.device) if encoder.distinct else None
     number, noted = torch.arange(len(log.arena), device=leaves.device), []
     counts = active_counts(lengths)
-    if noisy and leaves.device.type != "cpu":                  # operations are launched one by one
-        generator = noise_ahead(counts, beam, leaves, generator)
+    ahead = noisy and leaves.device.type != "cpu"              # operations are launched one by one
+    draws = noise_ahead(counts, beam, leaves, generator) if ahead else generator
     first, entries = number[:beam * batch:beam, None], number[:max(width + 1, 4)]
-    missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
-    places = number.view(batch, -1)[:, 1 + width:]
-    places = places.unflatten(1, (-1, beam)).transpose(0, 1).contiguous()      # (T, B, K)
+    missing, places = _layout(number, lengths, width, beam)
     for step, going in enumerate(counts):
         if going < len(scores):
             log.scores[going:len(scores)] = scores[going:]
@@ -426,14 +443,11 @@ def arena_search(
         held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
         allowed = logits[:, 1:-1].view(going, beam, -1).masked_fill(
             missing[:going, :, step:], -torch.inf)
-        parent, pick, scores, norms = choose_proposals(allowed, scores, noisy, generator, held)
+        parent, pick, scores, norms = choose_proposals(allowed, scores, noisy, draws, held)
         source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
         around = rows.gather(1, at)
-        keep = kept_units(encoder, log, step, len(rows))
-        nodes, beside = make_nodes(encoder, log.arena, around, keep, split)
-        start = 1 + width + beam * step
-        arena[:going, start:start + beam] = nodes.view(going, beam, -1)
+        beside = _add_nodes(encoder, log, arena, around, step, split)
         new = places[step, :going].view(-1, 1)
         if keys is not None:
             keys[new] = hash_pair(*keys[around[:, 1:3]].split(1, 1))
