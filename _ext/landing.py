@@ -34,17 +34,16 @@ def address(about: dict) -> str:
 def headline(records: Path) -> str:
     "A table of the shown models: mean accuracy over seeds, scale and number of seeds, from records of full runs."
     from rvnnbook.lab.records import latest, scan
-    from rvnnbook.lab.verdicts import curve_of, how_ended
+    from rvnnbook.lab.verdicts import curve_of, how_ended, longest_runs
     runs = latest(scan(records)[0])
     rows, ends = [], []
     for model in SHOWN:
-        mine = [run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]]
+        mine = longest_runs([run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]])
         if not mine:
             raise ValueError(f"{records.name} has no record of {model} in the paper profile")
         cells = "".join(f"<td>{100 * fmean(run['metrics'][split]['accuracy'] for run in mine):.1f} %</td>" for split, _ in COLUMNS)
-        early = all(how_ended(run, curve_of(run)) == "patience" for run in mine)
-        epochs = " or ".join(map(str, sorted({run["parameters"]["epochs"] for run in mine})))
-        ends.append(f"{model} " + ("ended by early stopping" if early else f"was stopped after {epochs} epochs, before early stopping"))
+        cut = sum(how_ended(run, curve_of(run)) == "limit" for run in mine)
+        ends.append(f"{model}: " + (f"{cut} of {len(mine)} trainings cut short before early stopping" if cut else "trained until early stopping"))
         rows.append(f'<tr><th scope="row">{model}</th>{cells}<td>{len(mine)}</td></tr>')
     heads = "".join(f'<th scope="col">{title}</th>' for title in ("model", *(title for _, title in COLUMNS), "seeds"))
     width = mine[0]["parameters"]["dim"]
