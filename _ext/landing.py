@@ -32,20 +32,21 @@ def address(about: dict) -> str:
 
 
 def headline(records: Path) -> str:
-    "A table of the shown models: mean accuracy over seeds, scale and number of seeds, from records of full runs."
+    "A table of the shown models: mean accuracy over the seeds that have learned the task, and how their training ended."
     from rvnnbook.lab.records import latest, scan
-    from rvnnbook.lab.verdicts import curve_of, how_ended, longest_runs
+    from rvnnbook.lab.verdicts import curve_of, how_ended, learned_runs, longest_runs
     runs = latest(scan(records)[0])
     rows, ends = [], []
     for model in SHOWN:
-        mine = longest_runs([run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]])
+        seeds = longest_runs([run for run in runs if run["profile"] == "paper" and run["parameters"]["model"] == model and run["metrics"]])
+        mine = learned_runs(seeds)
         if not mine:
-            raise ValueError(f"{records.name} has no record of {model} in the paper profile")
+            raise ValueError(f"{records.name} has no record of {model} in the paper profile that has learned the task")
         cells = "".join(f"<td>{100 * fmean(run['metrics'][split]['accuracy'] for run in mine):.1f} %</td>" for split, _ in COLUMNS)
         cut = sum(how_ended(run, curve_of(run)) == "limit" for run in mine)
         ends.append(f"{model}: " + (f"{cut} of {len(mine)} trainings cut short before early stopping" if cut else "trained until early stopping"))
-        rows.append(f'<tr><th scope="row">{model}</th>{cells}<td>{len(mine)}</td></tr>')
-    heads = "".join(f'<th scope="col">{title}</th>' for title in ("model", *(title for _, title in COLUMNS), "seeds"))
+        rows.append(f'<tr><th scope="row">{model}</th>{cells}<td>{len(mine)} of {len(seeds)}</td></tr>')
+    heads = "".join(f'<th scope="col">{title}</th>' for title in ("model", *(title for _, title in COLUMNS), "seeds that have learned"))
     width = mine[0]["parameters"]["dim"]
     longest = mine[0]["parameters"]["longest"]
     return (f'<div class="landing-results"><table><caption>Accuracy on ListOps after training on at most {longest} tokens</caption>'
