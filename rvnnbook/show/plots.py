@@ -145,7 +145,9 @@ def inline(
     unit = 4 / 3 if re.search(r'\swidth="[\d.]+pt"', head) else 1
     sizes = re.findall(r'<text[^>]*font-size(?:="|: )([\d.]+)', drawing)
     wide, smallest = unit * float(box[1]), unit * min(map(float, sizes), default=15)
-    least = wide * min(1, max(.75, 10 / smallest))        # letters of at least ten pixels
+    least = .75 * wide
+    if least > 390:                # scrolls on a phone in any case: letters of at least ten pixels
+        least = min(wide, max(least, 10 * wide / smallest))
     style = (f"display:block;width:100%;max-width:{wide:.0f}px;min-width:{least:.0f}px;"
              "height:auto;margin:auto")
     clean = re.sub(r'\s(width|height|style|role|aria-label)="[^"]*"', "", head)
