@@ -142,8 +142,13 @@ def inline(
     head = drawing[:drawing.index(">") + 1]
     box = re.search(r'viewBox="\S+ \S+ (\S+) \S+"', head)
     if not box: raise ValueError(f"an SVG drawing needs a viewBox with four numbers, got {head}")
-    wide = float(box[1]) * (4 / 3 if re.search(r'\swidth="[\d.]+pt"', head) else 1)
-    style = (f"display:block;width:100%;max-width:{wide:.0f}px;min-width:{.75 * wide:.0f}px;"
+    unit = 4 / 3 if re.search(r'\swidth="[\d.]+pt"', head) else 1
+    sizes = re.findall(r'<text[^>]*font-size(?:="|: )([\d.]+)', drawing)
+    wide, smallest = unit * float(box[1]), unit * min(map(float, sizes), default=15)
+    least = .75 * wide
+    if least > 390:                # scrolls on a phone in any case: letters of at least ten pixels
+        least = min(wide, max(least, 10 * wide / smallest))
+    style = (f"display:block;width:100%;max-width:{wide:.0f}px;min-width:{least:.0f}px;"
              "height:auto;margin:auto")
     clean = re.sub(r'\s(width|height|style|role|aria-label)="[^"]*"', "", head)
     return f'{clean[:-1]} role="img" aria-label="{label}" style="{style}">' + drawing[len(head):]
@@ -209,7 +214,7 @@ def line_chart(
             ax.plot(x, y, marks[k % len(marks)].strip() + "-", ms=5, label=name,
                     color=COLORS[(colors[k] if colors else k) % len(COLORS)])
     ax.set(**axes)
-    if sum(not name.startswith("_") for name in lines) > 1: ax.legend(frameon=False, fontsize=9)
+    if sum(not name.startswith("_") for name in lines) > 1: ax.legend(frameon=False, fontsize=10)
     return fig
 
 # %% ../../nbs/workshop/plots.ipynb #a10c0005
