@@ -222,8 +222,8 @@ def write_if_changed(path: Path, content: bytes) -> bool:
 def run_time(record: dict) -> str:
     "The measured run time of an executed chapter, as a sentence."
     lessons, imports = (sum(cell[kind] for cell in record["cells"]) for kind in ("lesson", "imports"))
-    return (f"*Run time of this page when it was built: {lessons:.1f} s of processor time for its lessons, "
-            f"{imports:.1f} s for imports, on one thread.*")
+    return (f"*Run time of this page when it was built: {lessons:.1f}\u00a0s of processor time for its lessons, "
+            f"{imports:.1f}\u00a0s for imports, on one thread.*")
 
 
 def published_page(executed: Path) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sphinx.errors import ExtensionError
 
-FORMULA = re.compile(r'(<(span|div) class="math [^>]*)>\s*((?:<span class="eqno">.*?</span>)?)\s*\\([(\[])(.*?)\\[)\]]\s*(?=</\2>)', re.S)
+FORMULA = re.compile(r'(<(span|div) class="math [^>]*)>\s*((?:<span class="eqno">.*?</span>)?)\s*\\([(\[])(.*?)\\[)\]]\s*</\2>([.,;:!?)\]]*)', re.S)
 KEPT = re.compile(r'<(span|div) class="math [^>]*data-tex="([^"]*)"')
 TYPESET = r"""
 require("mathjax").init({
@@ -46,8 +46,12 @@ def formulas_of(page: str) -> set[tuple[str, bool]]:
 
 
 def set_formulas(page: str, made: dict[tuple[str, bool], str]) -> str:
-    "A page with its formulas set."
-    return FORMULA.sub(lambda m: f'{m[1]} data-tex="{html.escape(html.unescape(m[5]))}">{m[3]}{made[html.unescape(m[5]), m[4] == "["]}', page)
+    "A page with its formulas set; no line ends between a formula and the mark that follows it."
+    def set_one(m):
+        tex = html.unescape(m[5])
+        formula = f'{m[1]} data-tex="{html.escape(tex)}">{m[3]}{made[tex, m[4] == "["]}</{m[2]}>'
+        return f'<span class="joined">{formula}{m[6]}</span>' if m[6] else formula
+    return FORMULA.sub(set_one, page)
 
 
 def set_site(out: Path):

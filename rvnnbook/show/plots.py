@@ -29,7 +29,8 @@ def canvas(
     style: Any = {"figure.facecolor": "none", "axes.facecolor": "none",
              "axes.spines.top": False, "axes.spines.right": False,
              "axes.prop_cycle": cycler(color=COLORS), "lines.linewidth": 2,
-             "font.size": 11, "axes.titlesize": 11}
+             "font.size": 11, "axes.titlesize": 11,
+             "figure.constrained_layout.wspace": .07}
     with plt.rc_context(style):
         return plt.subplots(figsize=(width, height), layout="constrained", **subplots)
 
@@ -138,6 +139,9 @@ def inline(
     "Prepare a drawing for a page: unique identifiers, a description, a responsive width."
     drawing, label = own_ids(drawing.strip(), name), html.escape(alt)
     if not drawing.startswith("<svg"):
+        drawing = re.sub(
+            r'<svg(?=[^>]*\swidth="([\d.]+)")', lambda m: '<svg style="max-width:100%;height:auto;'
+            f'min-width:{.75 * float(m[1]):.0f}px"', drawing)
         return f'<div role="group" aria-label="{label}">{drawing}</div>'
     head = drawing[:drawing.index(">") + 1]
     box = re.search(r'viewBox="\S+ \S+ (\S+) \S+"', head)

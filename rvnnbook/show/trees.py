@@ -228,8 +228,8 @@ def tree_pair_drawing(
              for tree in (found, gold)]
     drawn = (tree_drawing(found, tokens, marked=sorted(spans[0] & spans[1])),
              tree_drawing(gold, tokens))
-    parts = "".join(f'<div style="text-align:center;margin:auto"><p>{html.escape(title)}</p>{svg}'
-                    "</div>" for title, svg in zip(titles, drawn))
+    parts = "".join('<div style="text-align:center;margin:auto auto 0">'
+                    f"<p>{html.escape(title)}</p>{svg}</div>" for title, svg in zip(titles, drawn))
     return f'<div style="display:flex;flex-wrap:wrap;gap:1rem">{parts}</div>'
 
 # %% ../../nbs/workshop/trees.ipynb #a20c0005
