@@ -3,8 +3,7 @@
 # %% auto #0
 __all__ = ['CAP', 'NEAR', 'RISE', 'LEARNED', 'VERDICTS', 'TEST_SIZE', 'MACHINE', 'tolerance', 'last_digit', 'cap_of', 'curve_of',
            'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'learned_runs', 'judge_number',
-           'on_own_test', 'asked_in_full', 'Answer', 'longest_runs', 'best_runs', 'way_with_runs', 'answer_row',
-           'Versus', 'versus']
+           'on_own_test', 'asked_in_full', 'Answer', 'longest_runs', 'way_with_runs', 'answer_row', 'Versus', 'versus']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -177,11 +176,6 @@ def longest_runs(records: Sequence[dict]) -> list[dict]:       # of one model
     by_id = {record["id"]: record for record in records}
     return [by_id[record["id"]] for record in chosen_runs(list(longest.values()))]
 
-def best_runs(records: Sequence[dict], table: str = "") -> list[dict]:     # of one model
-    "The longest training of each seed: of those trained in full if there are any, else of all."
-    return longest_runs([record for record in records if trained_in_full(
-        record, curve_of(record), table)] or records)
-
 def way_with_runs(way: Way, records: Sequence[dict]) -> Way:               # way: of a row
     "The way itself, or the first older one that has runs while it has none."
     return next((one for one in (way, *way.older)
@@ -204,7 +198,9 @@ def answer_row(
         splits = {record["id"]: [title for title, scores in record["metrics"].items()
                                  if re.fullmatch(pattern, title) and name in scores]
                   for record in found}
-        runs = best_runs([r for r in found if len(splits[r["id"]]) > way.which], table.name)
+        found = [record for record in found if len(splits[record["id"]]) > way.which]
+        runs = longest_runs([record for record in found if trained_in_full(
+            record, curve_of(record), table.name)] or found)
         titles = {run["id"]: splits[run["id"]][way.which] for run in runs}
         split = max(titles.values(), key=lambda title: bool(OWN_TEST.fullmatch(title)), default="")
         runs = [run for run in runs if titles[run["id"]] == split]    # seeds on one test only
