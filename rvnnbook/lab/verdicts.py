@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['CAP', 'NEAR', 'RISE', 'LEARNED', 'VERDICTS', 'TEST_SIZE', 'MACHINE', 'tolerance', 'last_digit', 'cap_of', 'curve_of',
            'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'learned_runs', 'judge_number',
-           'on_own_test', 'asked_in_full', 'Answer', 'longest_runs', 'way_with_runs', 'answer_row', 'Versus', 'versus']
+           'on_own_test', 'asked_in_full', 'Answer', 'longest_runs', 'answer_row', 'Versus', 'versus']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -176,11 +176,6 @@ def longest_runs(records: Sequence[dict]) -> list[dict]:       # of one model
     by_id = {record["id"]: record for record in records}
     return [by_id[record["id"]] for record in chosen_runs(list(longest.values()))]
 
-def way_with_runs(way: Way, records: Sequence[dict]) -> Way:               # way: of a row
-    "The way itself, or the first older one that has runs while it has none."
-    return next((one for one in (way, *way.older)
-                 if select(records, **{"experiment": one.experiment, **one.parameters})), way)
-
 # %% ../../nbs/workshop/verdicts.ipynb #e7880a2e
 def answer_row(
     table: PaperTable, row: str, column: str,      # of a paper
@@ -189,9 +184,11 @@ def answer_row(
 ) -> Answer:
     "Put one number of a paper and what answers it together."
     way, several = way_of(table.name, row), metric if isinstance(table.metric, list) else None
-    split, runs, (name, unit) = "", [], ("", None)
-    way = way_with_runs(way, records) if isinstance(way, Way) else way
-    pattern, more = way.split(column) if isinstance(way, Way) else (None, {})
+    split, runs, name, unit, pattern = "", [], "", None, None
+    if isinstance(way, Way):           # an older one, if it has runs and this one has none
+        way = next((one for one in (way, *way.older) if select(
+            records, **{"experiment": one.experiment, **one.parameters})), way)
+        pattern, more = way.split(column)
     if pattern:
         name, unit = way.measure(metric)
         found = select(records, **{"experiment": way.experiment, **more, **way.parameters})
