@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rvnnbook.data.listops import evaluate
 from rvnnbook.lab import bench as module
 from rvnnbook.lab.bench import (RANGES, BenchError, bench, bench_record, by_range, check_settings, draw_range, efficiency_lines,
-                                first_step, fresh, pareto_front, recorded_bench, split_metric, take_turns, train_steps)
+                                fresh, pareto_front, recorded_bench, split_metric, take_turns, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.lab.subjects import LITERAL, known_entrants, make_entrant
 from rvnnbook.registry import list_encoders
@@ -124,12 +124,6 @@ def test_later_records_replace_lines(monkeypatch):
     metrics, about = recorded_bench("efficiency")
     assert by_range(metrics, "lstm", "seconds") == {(4, 6): 3.0} and by_range(metrics, "bilstm", "seconds") == {(4, 6): 2.0}
     assert len(about) == 1 and "Width 128" in about[0]
-
-
-def test_nobody_measures_the_first_step():
-    drawn = draw_range(120, 130, 2)
-    assert first_step(SHORT) == SHORT[0] and first_step(drawn, most=130) == drawn[0]
-    assert len(first_step(drawn).split()) == 100
 
 
 def test_names_of_lines():
