@@ -243,6 +243,7 @@ def tasks_of(subject: str, settings: dict) -> Iterator[tuple[str, dict]]:   # fr
         yield case, {form: dict(subject=subject, form=form, length=length, batch=batch, **common)
                      for form in chosen}
 
+# %% ../../nbs/workshop/bench.ipynb #293fc6f1
 def take_turns(
     subject: str,                      # "efficiency" or one of SUBJECTS
     *,
