@@ -19,16 +19,21 @@ from rvnnbook.cli import main
 from rvnnbook.encoders import compiled_beam, efficient_beam
 from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, cases, check_settings, findings, forms_of, fresh,
-                                gap, growth, measure, memory_level, recorded_bench, split_name, summarize, take_turns)
-from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, inference, library_attention, library_beam,
-                                   library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, tables_kept,
-                                   training_step, usual_forms)
+from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, by_length, cases, check_settings, findings, forms_of, fresh,
+                                gap, growth, measure, memory_level, recorded_bench, summarize, take_turns)
+from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, library_attention, library_beam,
+                                   library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, take_step,
+                                   tables_kept, usual_forms)
 from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, peak_memory, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 FORMS = tuple(CRVNN.forms)
 TINY = dict(subject="crvnn", batch=1, dim=8)
+
+
+def split_name(length, batch, form, ragged=False):
+    "What a line of the record is called."
+    return f"n {'<=' if ragged else '='} {length}, batch {batch}, {form}"
 
 
 @pytest.fixture
@@ -68,7 +73,7 @@ def test_forms_take_turns_and_medians_are_those_of_what_was_measured():
         found.append(measure(**task))
         return found[-1]
     forms = ("literal", "library", "products")
-    metrics = take_turns("crvnn", (30, 40), (1, 2), dim=8, repeats=3, forms=forms, limit=5.0, one=one)
+    metrics = take_turns("crvnn", lengths=(30, 40), batches=(1, 2), dim=8, repeats=3, forms=forms, limit=5.0, one=one)
     cases = [(length, batch) for batch, length in product((1, 2), (30, 40))]
     assert [(t["length"], t["batch"], t["form"]) for t in asked] == [(*case, form) for case in cases for _ in range(3) for form in forms]
     for case, form in product(cases, forms):
@@ -103,8 +108,8 @@ def test_a_step_is_the_gradient_of_direction_and_penalty():
     wanted = torch.autograd.grad((out.root * direction).sum() + out.loss, encoder.leaf.bias)[0]
     alone = torch.autograd.grad((encoder(x, mask).root * direction).sum(), encoder.leaf.bias)[0]
     for form in (literal_crvnn, library_crvnn):
-        training_step(form, encoder, x, mask, direction)
-        training_step(form, encoder, x, mask, direction)              # gradients do not add up
+        take_step(form, encoder, x, mask, direction)
+        take_step(form, encoder, x, mask, direction)              # gradients do not add up
         torch.testing.assert_close(encoder.leaf.bias.grad, wanted, rtol=1e-4, atol=1e-5)
         assert (wanted - alone).abs().max() > 0.01
 
@@ -193,7 +198,7 @@ def test_no_form_has_fewer_products_than_the_floor():
     counts = {}
     for form in (literal_crvnn, library_crvnn):
         with Count() as count:
-            training_step(form, encoder, x, mask, direction)
+            take_step(form, encoder, x, mask, direction)
         counts[form] = count.total
     rounds = encoder(x, mask, trace=True).trace["rounds"].tolist()
     with Count() as count:
@@ -267,7 +272,7 @@ def test_the_products_of_attention_are_those_of_the_forms(batch, dim):
     assert floor.total == 6 * batch * (20 * dim * 4 * dim + 2 * 20 * 20 * dim)
     for form in (literal_attention, library_attention):
         with CountAll() as count:
-            training_step(form, layer, x, mask, direction)
+            take_step(form, layer, x, mask, direction)
         assert count.total == floor.total - 2 * batch * 20 * dim * dim
 
 
@@ -318,7 +323,7 @@ def test_a_form_is_what_its_name_says(monkeypatch):
     assert usual_forms("beam_tree") == tuple(BEAM.forms) and "library, compiled" not in usual_forms("beam_tree", "cuda")
     monkeypatch.setattr(subjects, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="unknown form 'library, compiled'"):
-        take_turns("beam_tree", (5,), forms=("library, compiled",))
+        take_turns("beam_tree", lengths=(5,), forms=("library, compiled",))
     assert [form for form in BEAM.forms if form not in usual_forms("beam_tree")] == ["library, compiled", "library, compiled inference"]
 
 
@@ -353,10 +358,10 @@ def test_the_forms_of_the_beam_compute_the_same(length, batch, ragged):
 
 def test_every_form_draws_the_same_noise_every_time():
     encoder, *inputs = problem(BEAM.make, 20, 2, 8)
-    roots = [training_step(form, encoder, *inputs)[0] for form in (literal_beam, library_beam) * 2]
+    roots = [take_step(form, encoder, *inputs)[0] for form in (literal_beam, library_beam) * 2]
     for root in roots[1:]:
         torch.testing.assert_close(root, roots[0], rtol=1e-4, atol=1e-5)
-    calm = inference(library_beam, encoder, *inputs)[0]
+    calm = take_step(library_beam, encoder, *inputs, train=False)[0]
     with torch.no_grad():
         assert not encoder.training and torch.equal(calm, encoder(*inputs[:2]).root) and (calm - roots[0]).abs().max() > 1e-2
 
@@ -375,11 +380,11 @@ def test_the_beams_products_are_those_of_its_cell(ragged):
         beam_products(encoder, lengths, [0] * 3)()
     assert searched.total == cell * 5 * sum(n - 1 for n in lengths)
     forms = {}
-    for form, take in ((literal_beam, training_step), (library_beam, training_step), (library_beam, inference)):
-        with Count() as forms[form, take]:
-            take(form, encoder.train(), x, mask, direction)
-    assert count.total < forms[library_beam, training_step].total < forms[literal_beam, training_step].total
-    assert searched.total < forms[library_beam, inference].total < 1.8 * searched.total               # leaves and the scorer
+    for form, train in ((literal_beam, True), (library_beam, True), (library_beam, False)):
+        with Count() as forms[form, train]:
+            take_step(form, encoder, x, mask, direction, train)
+    assert count.total < forms[library_beam, True].total < forms[literal_beam, True].total
+    assert searched.total < forms[library_beam, False].total < 1.8 * searched.total               # leaves and the scorer
 
 
 def test_a_form_that_fails_is_not_measured_again():
@@ -387,7 +392,7 @@ def test_a_form_that_fails_is_not_measured_again():
     def one(task, limit):
         asked.append(task["form"])
         return {"failed": {"out_of_memory": 1}} if task["form"] == "library" else measure(**task)
-    metrics = take_turns("beam_tree", (12,), (2,), dim=8, repeats=2, forms=("literal", "library", "products"), one=one)
+    metrics = take_turns("beam_tree", lengths=(12,), batches=(2,), dim=8, repeats=2, forms=("literal", "library", "products"), one=one)
     assert asked == ["literal", "library", "products", "literal", "products"]
     assert metrics["n = 12, batch 2, library"] == {"out_of_memory": 1} and metrics["n = 12, batch 2, products"]["count"] == 2
     assert findings(metrics)[-1:] == ["Without a result: n = 12, batch 2, library (out of memory)."]
@@ -413,7 +418,7 @@ def test_inference_is_compared_with_inference():
     assert [line[6] for line in lines[2:]] == ["1", "0.25", "0.125", "1", "0.5", "0.125"] and [line[8] for line in lines[2:]] == ["8", "2", "1", "8", "4", "1"]
     assert findings(metrics) == []
     wider = metrics | {split_name(18, 2, form, ragged=True): {"seconds": 4 * s} for form, s in seconds.items()}
-    assert "Between n <= 9 and n <= 18, batch 2, time grows like n^2.0 (literal), n^2.0 (library)" in findings(wider)[0]
+    assert all(growth(by_length(wider, form, "seconds", 2)) == 2 for form in seconds)
     assert forms_of(wider) == list(seconds) and cases(wider) == {"n <= 9, batch 2": (9, 2), "n <= 18, batch 2": (18, 2)}
 
 
@@ -436,7 +441,7 @@ def test_the_records_that_are_kept_can_be_read():
         metrics = record["metrics"]
         lines, said = bench_lines(metrics), findings(metrics)
         assert forms_of(metrics) == list(FORMS) and len(lines) == 2 + len(metrics) and lines[0][9] == "rounds"
-        assert said[0].startswith("Between n = ") and any(sentence.startswith("Roots and gradients agree") for sentence in said)
+        assert growth(by_length(metrics, "library", "seconds", 1)) > 0 and any(sentence.startswith("Roots and gradients agree") for sentence in said)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux forgets a peak")
@@ -468,7 +473,7 @@ def test_the_checkpointed_form_keeps_less():
 def test_what_fails_is_told(tmp_path):
     "Too little memory for a step, and enough for the products."
     told = []
-    metrics = take_turns("crvnn", (1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), tell=told.append)
+    metrics = take_turns("crvnn", lengths=(1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), tell=told.append)
     assert metrics["n = 1000, batch 1, literal"] == {"out_of_memory": 1} and metrics["n = 1000, batch 1, products"]["count"] == 2
     assert told[0] == "n = 1000, batch 1, literal: out of memory" and len(told) == 3                # and not tried again
     assert bench_lines(metrics)[2][:3] == ["n = 1000, batch 1", "literal", "out of memory"]
@@ -526,8 +531,8 @@ def test_sentences_follow_the_numbers():
     faster = made(literal=(1.0, 8.0), library=(1.0, 2.0), products=(0.5, 0.5))
     assert bench_lines(slower)[6][1:9] == ["library", "8", "8", "8", "80", "4", "4", "16"]        # n = 400; the last three are ratios
     assert bench_lines(faster)[6][1:9] == ["library", "2", "2", "2", "20", "0.25", "0.25", "4"]
-    assert "time grows like n^0.5 (literal), n^1.5 (library), n^0.0 (products)" in findings(slower)[0]
-    assert "time grows like n^1.5 (literal), n^0.5 (library), n^0.0 (products)" in findings(faster)[0]
+    assert [growth(by_length(slower, form, "seconds", 1)) for form in ("literal", "library", "products")] == [0.5, 1.5, 0]
+    assert [growth(by_length(faster, form, "seconds", 1)) for form in ("literal", "library", "products")] == [1.5, 0.5, 0]
     assert agreement({"n = 9, batch 1, library": {"root_gap": 1e-7, "gradient_gap": 2e-3}})[0].startswith("BEWARE: the forms differ by 2e-03")
     assert "agree with the literal form's to 3e-04" in agreement({"n = 9, batch 1, library": {"root_gap": 3e-4, "gradient_gap": 1e-7}})[0]
 
@@ -538,14 +543,14 @@ def lines(**pairs_by_form):
             for form, pairs in pairs_by_form.items() for n, s in pairs}
 
 
-def test_every_sentence_names_its_lengths():
+def test_growth_is_between_the_greatest_lengths_of_a_form():
     "The literal form fails where the library goes on."
     metrics = lines(literal=[(500, 1.0), (1000, 4.0), (2000, {"out_of_memory": 1})], library=[(500, 1.0), (1000, 2.0), (2000, 16.0)],
                     library_checkpointed=[(500, 2.0), (1000, {"over_limit_s": 60.0}), (2000, {"over_limit_s": 60.0})],
                     products=[(1000, 1.0), (2000, 2.0)])
+    powers = {form: growth(by_length(metrics, form, "seconds", 1)) for form in forms_of(metrics)}
+    assert powers == {"literal": 2.0, "library": 3.0, "library, checkpointed": None, "products": 1.0}
     assert findings(metrics) == [
-        "Between n = 500 and n = 1000, batch 1, time grows like n^2.0 (literal).",
-        "Between n = 1000 and n = 2000, batch 1, time grows like n^3.0 (library), n^1.0 (products).",
         "Without a result: n = 2000, batch 1, literal (out of memory); n = 1000, batch 1, library, checkpointed (over 60 s); "
         "n = 2000, batch 1, library, checkpointed (over 60 s)."]
 
@@ -617,7 +622,7 @@ def test_what_was_measured_outlives_what_breaks(error, clone, monkeypatch, capsy
         return measure(**task)
     kept = {}
     with pytest.raises(type(error)):
-        take_turns("crvnn", (20,), dim=8, one=breaks, into=kept)
+        take_turns("crvnn", lengths=(20,), dim=8, one=breaks, into=kept)
     assert list(kept) == [split_name(20, 1, form) for form in FORMS[:3]] and all(line["seconds"] > 0 for line in kept.values())
     monkeypatch.chdir(clone)
     monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": breaks})

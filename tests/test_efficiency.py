@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rvnnbook.data.listops import evaluate
 from rvnnbook.lab import bench as module
-from rvnnbook.lab.bench import (RANGES, BenchError, bench, bench_record, by_range, check_settings, compare_encoders, draw_range,
-                                efficiency_lines, first_step, fresh_steps, pareto_front, recorded_bench, split_metric, train_steps)
+from rvnnbook.lab.bench import (RANGES, BenchError, bench, bench_record, by_range, check_settings, draw_range, efficiency_lines,
+                                fresh, pareto_front, recorded_bench, split_metric, take_turns, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.lab.subjects import LITERAL, known_entrants, make_entrant
 from rvnnbook.registry import list_encoders
@@ -71,19 +71,20 @@ def test_the_optimiser_takes_part(monkeypatch):
 
 
 def test_in_a_process_of_its_own():
-    found = fresh_steps(dict(name="bilstm", expressions=SHORT, dim=8, limit=math.inf))
+    found = fresh(dict(name="bilstm", expressions=SHORT, dim=8, limit=math.inf))
     assert found["count"] == 2 and found["seconds"] > 0
-    assert fresh_steps(dict(name="bilstm", expressions=[SHORT[0]] * 2, dim=2048, memory=20)) == {"failed": {"out_of_memory": 1}}
+    assert fresh(dict(name="bilstm", expressions=[SHORT[0]] * 2, dim=2048, memory=20)) == {"failed": {"out_of_memory": 1}}
     with pytest.raises(BenchError, match="bilstm: .*token 2 is 'x'"):
-        fresh_steps(dict(name="bilstm", expressions=["[MAX 2 x ]"], dim=8))
+        fresh(dict(name="bilstm", expressions=["[MAX 2 x ]"], dim=8))
 
 
 def test_who_had_no_memory_is_spared():
     asked = []
-    def one(task):
+    def one(task, limit):
+        assert limit is None, "a process may take its time: `train_steps` has the limit"
         asked.append((task["name"], len(task["expressions"][0].split())))
         return {"failed": {"out_of_memory": 1}} if task["name"] == "crvnn" else {"seconds": 1.0, "memory_mb": 0.0, "count": 1}
-    metrics = compare_encoders(["crvnn", "lstm"], [(4, 4), (7, 7)], samples=1, one=one)
+    metrics = take_turns("efficiency", encoders=["crvnn", "lstm"], ranges=[(4, 4), (7, 7)], samples=1, one=one)
     assert asked == [("crvnn", 4), ("lstm", 4), ("lstm", 7)]
     assert metrics["7 to 7 tokens, crvnn"] == {"out_of_memory": 1} and len(metrics) == 4
     assert efficiency_lines(metrics)[2:] == [["", "lstm", "1", "0", "1", "0"], ["", "crvnn", "–", "–", "–", "–"]]
@@ -102,11 +103,11 @@ def test_settings():
 
 def test_kept_also_when_interrupted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "results_folder", lambda profile: tmp_path)
-    def broken(task):
+    def broken(task, limit):
         if task["name"] == "lstm":
             raise KeyboardInterrupt
         return train_steps(**task)
-    monkeypatch.setitem(compare_encoders.__kwdefaults__, "one", broken)
+    monkeypatch.setitem(take_turns.__kwdefaults__, "one", broken)
     with pytest.raises(KeyboardInterrupt):
         bench("efficiency", dict(encoders=["bilstm", "lstm"], ranges=[(4, 6)], samples=2, dim=8), "cpu")
     record, = read_records("bench_efficiency", folder=tmp_path)
@@ -125,14 +126,9 @@ def test_later_records_replace_lines(monkeypatch):
     assert len(about) == 1 and "Width 128" in about[0]
 
 
-def test_nobody_measures_the_first_step():
-    drawn = draw_range(120, 130, 2)
-    assert first_step(SHORT) == SHORT[0] and first_step(drawn, most=130) == drawn[0]
-    assert len(first_step(drawn).split()) == 100
-
-
 def test_names_of_lines():
-    assert split_metric("200 to 250 tokens, ebt_grc, literal") == ((200, 250), "ebt_grc, literal")
+    assert split_metric("200 to 250 tokens, ebt_grc, literal") == ("200 to 250 tokens", (200, 250), "ebt_grc, literal")
+    assert split_metric("n <= 12, batch 3, library, inference") == ("n <= 12, batch 3", (12, 3), "library, inference")
 
 
 costs = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)

@@ -400,7 +400,7 @@ def test_reviews_that_were_cut_are_no_test_of_the_papers():
 STALE = run(.9394, modules={"rvnnbook.core": "0" * 12}, seed=3, finished=False)
 
 
-def test_page_and_terminal_say_the_same_and_mark_what_is_stale():
+def test_the_page_has_every_cell_and_marks_what_is_stale():
     shown = beside("crvnn.table4", [STALE, run(.5, encoder="lstm")])
     told = verdict_lines(shown)
     assert [line[0] for line in told if line[0]] == list(shown.table.rows)
@@ -412,8 +412,6 @@ def test_page_and_terminal_say_the_same_and_mark_what_is_stale():
     page = ET.fromstring(f"<div>{shown._repr_html_()}</div>")
     assert [["".join(cell.itertext()).replace("\N{NO-BREAK SPACE}", " ") for cell in row] for row in page.iter("tr")] == told
     assert page.find("details/summary").text == shown.title()
-    for row, line in zip(str(shown).splitlines()[1:], told):
-        assert re.split(r"\s{2,}", row.strip()) == [cell for cell in line if cell]
     assert shown.title() == "Table 4. ListOps test accuracy: 2 smaller scale, 5 not run, 2 out of scope"
 
 

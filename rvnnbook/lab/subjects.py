@@ -2,12 +2,12 @@
 
 # %% auto #0
 __all__ = ['literal_attention', 'library_attention', 'scan_products', 'SCANS', 'IRUS', 'COMPILED', 'SUBJECTS', 'LITERAL',
-           'spread', 'problem', 'make_crvnn', 'crvnn_literal', 'literal_crvnn', 'library_crvnn', 'training_step',
-           'next_states', 'literal_steps', 'literal_search', 'literal_beam', 'library_beam', 'replayed', 'inference',
-           'tables_kept', 'AttentionLayer', 'attend_by_form', 'matrix_products', 'crvnn_products', 'beam_products',
-           'GatedMemory', 'scanned', 'linear_products', 'TreeOfGates', 'iru_loop', 'iru_steps', 'attention_products',
-           'make_beam', 'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir',
-           'Written', 'known_entrants', 'make_entrant']
+           'spread', 'problem', 'make_crvnn', 'crvnn_literal', 'literal_crvnn', 'library_crvnn', 'take_step',
+           'next_states', 'literal_steps', 'literal_search', 'literal_beam', 'library_beam', 'replayed', 'tables_kept',
+           'AttentionLayer', 'attend_by_form', 'matrix_products', 'crvnn_products', 'beam_products', 'GatedMemory',
+           'scanned', 'linear_products', 'TreeOfGates', 'iru_loop', 'iru_steps', 'attention_products', 'make_beam',
+           'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir', 'Written',
+           'known_entrants', 'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
@@ -105,14 +105,17 @@ def library_crvnn(encoder: CRvNN, x: Tensor, mask: Tensor) -> tuple:   # root, l
     out = encoder(x, mask)
     return out.root, out.loss, lambda: encoder(x, mask, trace=True).trace["rounds"].tolist()
 
-def training_step(
+def take_step(
     form: Callable, encoder: nn.Module,                  # (encoder, x, mask) -> root, loss, counts
     x: Tensor, mask: Tensor, direction: Tensor,          # as `problem` makes them
+    train: bool = True,                                  # False: in eval mode, no gradients
 ) -> tuple:                  # root (B, D); counts when asked
-    "Forward and backward; the gradient is left in the encoder."
-    encoder.zero_grad()
-    root, loss, ask = form(encoder, x, mask)
-    ((root * direction).sum() + loss).backward()
+    "Forward and backward, which leaves the gradient in the encoder; or forward alone."
+    encoder.train(train).zero_grad()
+    with torch.set_grad_enabled(train):
+        root, loss, ask = form(encoder, x, mask)
+    if train:
+        ((root * direction).sum() + loss).backward()
     return root.detach(), ask
 
 # %% ../../nbs/workshop/subjects.ipynb #a84be03f
@@ -194,16 +197,6 @@ def replayed(encoder: EfficientBeam, x: Tensor, mask: Tensor) -> list[int]:    #
         return log.arena[log.roots, :encoder.dim], log.scores, None
     _searched(encoder, x, mask, counted)
     return counts
-
-# %% ../../nbs/workshop/subjects.ipynb #b98f0c3e
-@torch.no_grad()
-def inference(
-    form: Callable, encoder: nn.Module,                  # (encoder, x, mask) -> root, loss, counts
-    x: Tensor, mask: Tensor, direction: Tensor,          # as `problem` makes them; not used
-) -> tuple:                  # root (B, D); counts when asked
-    "Forward alone, as for an encoder that has been trained."
-    root, _, ask = form(encoder.eval(), x, mask)
-    return root, ask
 
 # %% ../../nbs/workshop/subjects.ipynb #a9a327f3
 def tables_kept(weigh: Callable, logits: Tensor) -> float:     # logits (..., N, N) -> weights

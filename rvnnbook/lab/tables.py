@@ -2,11 +2,10 @@
 
 # %% auto #0
 __all__ = ['PERCENT', 'Behind', 'summary', 'TableError', 'PaperTable', 'paper_tables', 'paper_table', 'chosen_runs', 'provenance',
-           'NumberPair', 'pair', 'Shown', 'Comparison', 'comparison', 'table_lines', 'runs_text', 'number_text',
-           'table_notes', 'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList']
+           'NumberPair', 'pair', 'Comparison', 'comparison', 'table_lines', 'runs_text', 'number_text', 'table_notes',
+           'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList']
 
 # %% ../../nbs/workshop/tables.ipynb #d9f5afcb
-import difflib
 import importlib.resources
 import json
 import statistics
@@ -16,6 +15,7 @@ from functools import cache
 from html import escape
 
 from .records import PROFILES, aligned, changed_modules, latest, sittings
+from .settings import unknown_name
 
 # %% ../../nbs/workshop/tables.ipynb #69beff1c
 def summary(values: Sequence[float], statistic: str | None) -> tuple:  # "median", else the mean
@@ -76,12 +76,8 @@ def paper_table(name: str) -> PaperTable:              # one of paper_tables()
     "A table of results of one of the four papers."
     held = _paper_results()
     if name not in held["tables"]:
-        raise TableError(f"there is no table {name!r}.{_meant(name, paper_tables())}")
+        raise TableError(unknown_name("table", name, paper_tables()))
     return PaperTable(name, paper=held["papers"][name.split(".")[0]], **held["tables"][name])
-
-def _meant(word, known):
-    close = difflib.get_close_matches(word, known, 1)
-    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}"
 
 # %% ../../nbs/workshop/tables.ipynb #bef4e633
 def chosen_runs(records: Iterable[dict]) -> list[dict]:        # of one model
@@ -142,13 +138,8 @@ def pair(
     return NumberPair(row, column, split, *paper, middle, spread, len(ours))
 
 # %% ../../nbs/workshop/tables.ipynb #31b2ca8c
-class Shown:
-    "A table that shows itself in a page and in a terminal: what parts() gives."
-    def _repr_html_(self): return as_html(*self.parts())
-    def __repr__(self): return as_text(*self.parts())
-
-@dataclass(frozen=True, repr=False)
-class Comparison(Shown):
+@dataclass(frozen=True)
+class Comparison:
     "A table of a paper beside our runs."
     table: PaperTable
     columns: dict[str, str]    # the paper's column -> split of our metrics
@@ -160,15 +151,16 @@ class Comparison(Shown):
     @property
     def behind(self): return [(f"{row}, ours", runs) for row, runs in self.runs.items() if runs]
 
-    def parts(self): return self.table.title, table_lines(self), table_notes(self), self.behind
-
     def _repr_html_(self):
-        html = as_html(*self.parts()[:3 if self.listed else 4])
+        html = as_html(self.table.title, table_lines(self), table_notes(self),
+                       () if self.listed else self.behind)
+        if not self.folded:
+            return html
         names = ", ".join(self.runs) if len(self.runs) < 4 else (
             f"{', '.join(list(self.runs)[:2])} and {len(self.runs) - 2} more rows")
         title = f"{self.table.location} of {self.table.paper['title'].partition(':')[0]}: {names}"
         return (f"<details><summary>{escape(title)}</summary>"
-                f'<div style="overflow-x:auto">{html}</div></details>' if self.folded else html)
+                f'<div style="overflow-x:auto">{html}</div></details>')
 
 # %% ../../nbs/workshop/tables.ipynb #7ab1e507
 def comparison(
@@ -181,10 +173,11 @@ def comparison(
     "The rows and columns of a paper's table that we have something to put beside."
     table = paper_table(name)
     several = table.metric if isinstance(table.metric, list) else [None]
-    for given, known in (*((row, table.rows) for row in ours), (of, several),
-                         *((column, table.columns) for column in columns)):
+    for kind, given, known in (*(("row", row, table.rows) for row in ours),
+                               ("metric", of, several),
+                               *(("column", column, table.columns) for column in columns)):
         if given not in known:
-            raise TableError(f"{name} has no {given!r}.{_meant(str(given), list(map(str, known)))}")
+            raise TableError(f"{name}: {unknown_name(kind, str(given), list(map(str, known)))}")
     runs = {row: chosen_runs(records) for row, records in {**ours, **also}.items()}
     return Comparison(table, columns, runs, [
         pair(table, row, column, split, runs[row], metric, of)
@@ -274,10 +267,9 @@ def as_html(title: str, lines: list[list[str]], notes: list[str],    # lines: ce
             f"<tbody><tr>{row(lines[1], 'row')}</tr>{body}</tbody></table>{below}"
             + folded_runs(behind))
 
-def as_text(title: str, lines: list[list[str]], notes: list[str],    # as in as_html
-            behind: Behind = ()) -> str:
-    "The same table for a terminal."
-    return "\n".join([title, *aligned(lines), *notes, *run_lines(behind)])
+def as_text(title: str, lines: list[list[str]], notes: list[str]) -> str:    # as in as_html
+    "A table for a terminal."
+    return "\n".join([title, *aligned(lines), *notes])
 
 # %% ../../nbs/workshop/tables.ipynb #7ab1e505
 class RunList:
@@ -295,4 +287,3 @@ class RunList:
         return as_html(title, lines, notes)
 
     def _repr_html_(self): return folded_runs(self.behind)
-    def __repr__(self): return "\n".join(run_lines(self.behind))

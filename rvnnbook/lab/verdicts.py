@@ -3,8 +3,7 @@
 # %% auto #0
 __all__ = ['CAP', 'NEAR', 'RISE', 'LEARNED', 'VERDICTS', 'TEST_SIZE', 'MACHINE', 'tolerance', 'last_digit', 'cap_of', 'curve_of',
            'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'learned_runs', 'judge_number',
-           'on_own_test', 'asked_in_full', 'Answer', 'longest_runs', 'best_runs', 'way_with_runs', 'answer_row',
-           'Versus', 'versus']
+           'on_own_test', 'asked_in_full', 'Answer', 'longest_runs', 'answer_row', 'Versus', 'versus']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -177,16 +176,6 @@ def longest_runs(records: Sequence[dict]) -> list[dict]:       # of one model
     by_id = {record["id"]: record for record in records}
     return [by_id[record["id"]] for record in chosen_runs(list(longest.values()))]
 
-def best_runs(records: Sequence[dict], table: str = "") -> list[dict]:     # of one model
-    "The longest training of each seed: of those trained in full if there are any, else of all."
-    return longest_runs([record for record in records if trained_in_full(
-        record, curve_of(record), table)] or records)
-
-def way_with_runs(way: Way, records: Sequence[dict]) -> Way:               # way: of a row
-    "The way itself, or the first older one that has runs while it has none."
-    return next((one for one in (way, *way.older)
-                 if select(records, **{"experiment": one.experiment, **one.parameters})), way)
-
 # %% ../../nbs/workshop/verdicts.ipynb #e7880a2e
 def answer_row(
     table: PaperTable, row: str, column: str,      # of a paper
@@ -195,16 +184,20 @@ def answer_row(
 ) -> Answer:
     "Put one number of a paper and what answers it together."
     way, several = way_of(table.name, row), metric if isinstance(table.metric, list) else None
-    split, runs, (name, unit) = "", [], ("", None)
-    way = way_with_runs(way, records) if isinstance(way, Way) else way
-    pattern, more = way.split(column) if isinstance(way, Way) else (None, {})
+    split, runs, name, unit, pattern = "", [], "", None, None
+    if isinstance(way, Way):           # an older one, if it has runs and this one has none
+        way = next((one for one in (way, *way.older) if select(
+            records, **{"experiment": one.experiment, **one.parameters})), way)
+        pattern, more = way.split(column)
     if pattern:
         name, unit = way.measure(metric)
         found = select(records, **{"experiment": way.experiment, **more, **way.parameters})
         splits = {record["id"]: [title for title, scores in record["metrics"].items()
                                  if re.fullmatch(pattern, title) and name in scores]
                   for record in found}
-        runs = best_runs([r for r in found if len(splits[r["id"]]) > way.which], table.name)
+        found = [record for record in found if len(splits[record["id"]]) > way.which]
+        runs = longest_runs([record for record in found if trained_in_full(
+            record, curve_of(record), table.name)] or found)
         titles = {run["id"]: splits[run["id"]][way.which] for run in runs}
         split = max(titles.values(), key=lambda title: bool(OWN_TEST.fullmatch(title)), default="")
         runs = [run for run in runs if titles[run["id"]] == split]    # seeds on one test only

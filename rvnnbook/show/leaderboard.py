@@ -66,9 +66,13 @@ _SIZES = {"dim": "width {}", "examples": "{:,} examples", "steps": "at most {:,}
 def scale_of(
     runs: Sequence[dict],          # records with the same parameters, one a seed
 ) -> str:                          # "width 128, at most 20 epochs, batches of 128; 3 seeds, ..."
-    "Width, steps, batch, seeds and duration of a training, in one line."
+    "Width, steps, warm-up stages, batch, seeds and duration of a training, in one line."
     parameters = runs[0]["parameters"]
     sizes = [text.format(parameters[key]) for key, text in _SIZES.items() if parameters.get(key)]
+    if warm := [int(stage.split(":")[1]) for stage in parameters.get("stages", "").split()
+                if stage != "none"]:
+        told = f" after {sum(warm):,} in {len(warm)} warm-up stage{'s' * (len(warm) > 1)}"
+        sizes = [size + told * size.endswith("steps") for size in sizes]
     minutes = sorted({max(1, round(run["wall_s"] / 60)) for run in runs})
     spent = " to ".join(dict.fromkeys(str(m) for m in (minutes[0], minutes[-1])))
     seeds = len({run["seed"] for run in runs})
