@@ -128,11 +128,13 @@ def execute_chapter(source: Path, target: Path, root: Path) -> dict:       # roo
         log.unlink(missing_ok=True)
 
 
-def run_chapter(root: Path, page: str) -> dict:
-    "Execute one chapter into build/executed and record what it used."
+def run_chapter(root: Path, page: str, preload: bool = False) -> dict:
+    "Execute one chapter into build/executed and record what it used; `preload`: in a kernel that has imported large modules."
+    import preloaded
     source, target = root / f"{page}.ipynb", root / "build" / "executed" / f"{page}.ipynb"
     os.environ.setdefault("RVNNBOOK_DATA", str(root / "data"))
     os.environ.update(OMP_NUM_THREADS="1", PYTHONHASHSEED="0", MPLBACKEND="module://matplotlib_inline.backend_inline")
+    preloaded.use(preload and "memory_level" not in source.read_text())      # a forked process maps libraries as it uses them
     record = execute_chapter(source, target, root)
     used = {file: content_hash(file) for file in [str(source), *record.pop("files")]}
     record.update(used=used, versions=versions())
@@ -142,15 +144,14 @@ def run_chapter(root: Path, page: str) -> dict:
 
 def run_chapters(root: Path, always: tuple[str, ...] = (), jobs: int | None = None) -> dict[str, str]:
     "Execute every chapter that is not fresh, and those of `always`, several at once; the errors of pages that failed."
-    import preloaded
     from rvnnbook.lab.run import StatusError
     installed, failed = versions(), {}
     record = {page: root / "build" / "executed" / f"{page}.json" for page in pages(root) if (root / f"{page}.ipynb").exists()}
     stale = [page for page in record if page in always or not is_fresh(record[page], installed)]
     jobs = jobs or os.cpu_count()
     many = len(stale) > 2 * jobs       # importing once pays
-    with ProcessPoolExecutor(jobs, initializer=preloaded.use if many else None) as pool:
-        waiting = {pool.submit(run_chapter, root, page): page for page in stale}
+    with ProcessPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(run_chapter, root, page, many): page for page in stale}
         for number, future in enumerate(as_completed(waiting), 1):
             page = waiting[future]
             try:

@@ -83,12 +83,11 @@ def started() -> subprocess.Popen | None:
     return Preloaded.server or None
 
 
-def use():
-    "Give preloaded kernels to the notebooks that this process executes."
-    if sys.platform == "linux":
-        factory = KernelProvisionerFactory.instance()
-        factory.provisioners["preloaded"] = EntryPoint("preloaded", f"{__name__}:Preloaded", factory.GROUP_NAME)
-        factory.default_provisioner_name = "preloaded"
+def use(preload: bool = True):
+    "Give preloaded kernels to the notebooks that this process executes from now on, or usual ones."
+    factory = KernelProvisionerFactory.instance()
+    factory.provisioners["preloaded"] = EntryPoint("preloaded", f"{__name__}:Preloaded", factory.GROUP_NAME)
+    factory.default_provisioner_name = "preloaded" if preload and sys.platform == "linux" else "local-provisioner"
 
 
 def reap(*signal_and_frame):
