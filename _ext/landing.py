@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
 EXPRESSION = "[MAX 2 9 [MIN 4 7 ] 0 ]"
@@ -105,8 +106,10 @@ def link_files(site: Path):
     index.write_text(re.sub(r'(<p class="downloads">).*?(</p>)', rf"\g<1>{said}\g<2>", index.read_text()))
 
 
+CAPTION = "The weight moves from the left-branching tree (dashed) to the tree of the brackets."
+
 class SoftTree(SphinxDirective):
-    def run(self): return [nodes.raw("", soft_tree(), format="html")]
+    def run(self): return [nodes.raw("", f'<figure class="soft">{soft_tree()}<figcaption>{CAPTION}</figcaption></figure>', format="html")]
 
 
 class Doors(SphinxDirective):
@@ -149,6 +152,16 @@ def describe(app, pagename, templatename, context, doctree):
             "og:url": link, "og:image": address(about) + "_static/card.png", "og:site_name": app.config.project}
     context["metatags"] = (context.get("metatags") or "") + f'<meta name="description" content="{html.escape(text)}"/>' + "".join(
         f'<meta property="{name}" content="{html.escape(value)}"/>' for name, value in tags.items())
+
+
+def name_neighbors(app, pagename, templatename, context, doctree):
+    "Call the previous and the next page as the table of contents does."
+    trees = app.env.tocs[app.config.root_doc].findall(addnodes.toctree)
+    names = {page: title for tree in trees for title, page in tree["entries"] if title}
+    _, *pages = app.builder.relations.get(pagename, (None, None, None))
+    for side, page in zip(("prev", "next"), pages):
+        if page in names and context.get(side):
+            context[side] = {**context[side], "title": names[page]}
 
 
 def draw_card(file: Path, title: str):
@@ -201,5 +214,6 @@ def setup(app):
         app.add_directive(name, directive)
     app.connect("config-inited", configure)
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", name_neighbors)
     app.connect("build-finished", finish)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

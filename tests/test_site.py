@@ -364,6 +364,11 @@ def test_accessibility_of_every_page(browser, site, path):
     assert inaccessible(browser, site, path) == []
 
 
+def test_the_next_page_is_called_as_in_the_contents(built):
+    "The heading of the preface is the title of the book."
+    assert re.search(r'class="right-next".*?class="prev-next-title">([^<]*)<', (SITE / "index.html").read_text(), re.S)[1].strip() == "Preface"
+
+
 def test_the_index_fits_a_phone(browser, site):
     with opened(browser, site, "genindex") as (page, _):
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

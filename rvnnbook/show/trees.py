@@ -157,7 +157,7 @@ def rounds_drawing(
         marks.append(f'<g class="position"><rect x="{at:.1f}" y="58" width="{wide:.1f}" '
                      'height="34" rx="6" fill="none" stroke="currentColor" '
                      f'stroke-opacity="{max(e, .4):.2f}"{dashes}/>'
-                     f'<text {x} y="80" fill-opacity="{max(e, .55):.2f}">{html.escape(text)}</text>'
+                     f'<text {x} y="80" fill-opacity="{max(e, .7):.2f}">{html.escape(text)}</text>'
                      f'<text {x} y="112" class="number">{i + 1}</text>'
                      f'<text {x} y="132">e = {e:.3g}</text>'
                      f'<text {x} y="150">c = {c:.3g}</text></g>')
