@@ -229,11 +229,11 @@ def suite_figure(
     fig, axes = canvas(width=4.9, height=6.4, nrows=2)
     listed = _draw_lengths(axes[0], lengths, most)
     also = _draw_logic(axes[1], logic, most)
+    black = " Black: models from outside the book." if any(map(is_own, [*lengths, *logic])) else ""
     return figure(fig, name=name, alt=f"Above, ListOps by length: {listed}. Below, logic by number "
                   f"of operators: {also}.",
                   caption="ListOps by length and logic by number of operators: mean and standard "
-                          "deviation over seeds. Black: models from outside the book. Gray: sizes "
-                          "in training.")
+                          f"deviation over seeds.{black} Gray: sizes in training.")
 
 # %% ../../nbs/workshop/leaderboard.ipynb #0471792b
 _TITLES = {"listops_o_test": "near IID", "length_200_300": "200–300", "length_500_600": "500–600",
