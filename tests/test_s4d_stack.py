@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from rvnnbook.encoders.s4d_stack import S4DBlock, S4DStack, delay
-from rvnnbook.layers.masking import mean_of_tokens
+from rvnnbook.encoders.s4d_stack import S4DBlock, S4DStack
 from rvnnbook.layers.s4d import NORMS
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, slopes
@@ -77,20 +76,6 @@ def test_slopes_against_differences(lag):
     assert torch.autograd.gradcheck(lambda t: encoder(t, mask).root, x)
     names, values = zip(*((name, p.detach().clone().requires_grad_()) for name, p in encoder.named_parameters()))
     assert torch.autograd.gradcheck(lambda *p: torch.func.functional_call(encoder, dict(zip(names, p)), (x.detach(), mask)).root, values)
-
-
-def test_delay():
-    kernel = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    assert torch.equal(delay(kernel, 0), kernel)
-    assert delay(kernel, 1).tolist() == [[0, 1, 2], [0, 4, 5]] and delay(kernel, 3).tolist() == [[0, 0, 0]] * 2
-    assert not delay(kernel, 5).any() and delay(kernel[:, :1], 1).tolist() == [[0], [0]]
-
-
-@some
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), seeds)
-def test_mean_of_tokens(lengths, seed):
-    x, mask = batch(lengths, seed=seed)
-    assert_close(mean_of_tokens(x, mask), torch.stack([x[b, :n].mean(0) for b, n in enumerate(lengths)]))
 
 
 def test_defaults_and_refusals():

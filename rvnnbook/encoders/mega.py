@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch
-from ..layers.masking import mean_of_tokens
 from ..layers.s4d import convolve, power_sums
 
 # %% ../../nbs/implementations/mega.ipynb #afd1091d
@@ -161,5 +160,5 @@ class MEGA(Encoder):
             states, weights = layer(states, mask)
             seen += [weights.detach().float()] if trace else []
         states = torch.where(mask[..., None], self.final_norm(states), 0)
-        return EncoderOutput(mean_of_tokens(states, mask), states,
+        return EncoderOutput(states.sum(1) / mask.sum(1, keepdim=True), states,
                              trace={"attention": torch.stack(seen)} if trace else None)
