@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask
-from rvnnbook.encoders.mega import MEGA, MegaLayer, MovingAverage, average_kernel, _check_mega, _distance_table, _gated_head, _rewrite
+from rvnnbook.encoders.mega import MEGA, MegaLayer, MovingAverage, average_kernel, _distance_table, _gated_head, _rewrite
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, shake, slopes
 
@@ -176,4 +176,4 @@ def test_defaults_and_refusals():
                           ({"norm": "none"}, "'none'")):
         with pytest.raises(ValueError, match=said):
             MEGA(4, **options)
-    _check_mega(1, 1, 1, 1, "pre")
+    MEGA(4, layers=1, key_dim=1, memories=1, reach=1, norm="pre")
