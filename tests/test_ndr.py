@@ -110,7 +110,7 @@ def test_every_sentence_is_routed_as_the_equations_say(lengths, layout, seed, re
 @given(st.integers(1, 3), st.integers(1, 6), layouts, seeds, st.data())
 def test_layer_and_literal_layer(size, n, layout, seed, data):
     "Values and slopes in the states and in every parameter; keys may be missing anywhere."
-    layer = make(kind=RoutingLayer, seed=seed, **layout | {"normalize": False})
+    layer = make(kind=RoutingLayer, seed=seed, readout="first", **layout | {"normalize": False})
     states = batch([n] * size, seed=seed)[0].requires_grad_()
     mask = torch.tensor(data.draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=size, max_size=size)))
     ours, literal = layer.layer(states, mask)[0], ndr_layer_literal(layer, states, mask)
