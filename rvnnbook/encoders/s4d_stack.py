@@ -25,6 +25,8 @@ class S4DBlock(S4DLayer):
         super().__init__(dim, state_size, norm, dropout, directions=2)
         self.lag = lag
 
+    forward = S4DLayer.mix       # the stack checks its batch once
+
     def context(self, read: Tensor) -> Tensor:
         "The context of tokens, zero on padding: (B, N, D) -> (B, N, D)."
         read = read.view_as(read)      # gradients of its two uses add up before the residual's
@@ -55,7 +57,7 @@ class S4DStack(Encoder):
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         history = [check_batch(x, mask, self.dim)]
         for block in self.s4d:
-            history.append(block.mix(history[-1], mask))
+            history.append(block(history[-1], mask))
         states = torch.where(mask[..., None], self.final_norm(history[-1]), 0)
         return EncoderOutput(states.sum(1) / mask.sum(1, keepdim=True), states,
                              trace={"states": torch.stack(history)} if trace else None)

@@ -59,7 +59,8 @@ class PairClassifier(Classifier):
 
     def head_input(self, root: Tensor) -> Tensor:
         "Features of the pairs, (B, 4 D), of roots that follow each other in a batch, (2 B, D)."
-        return pair_features(*root.unflatten(0, (-1, 2)).unbind(1), self.features)
+        first, second = root.unflatten(0, (-1, 2)).unbind(1)
+        return pair_features(first, second, self.features)
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
                 labels: Tensor | None = None, generator: torch.Generator | None = None,

@@ -201,9 +201,10 @@ class GrowingTree(RvNN):
         root = states[torch.arange(len(x)), mask.sum(1) - 1]
         told = None
         if trace:
+            grow = partial(extend_tree, cell=lambda *pair: pair)
             told = {"trees": torch.zeros_like(mask, dtype=torch.int64)}
             for row, length in zip(told["trees"], mask.sum(1).tolist()):
-                kept = reduce(partial(extend_tree, cell=lambda *pair: pair), range(length), ())
+                kept: tuple = reduce(grow, range(length), ())
                 row[:length] = torch.tensor(steps_from_tree(kept[-1][2]))
         return EncoderOutput(root, torch.where(mask[..., None], states, 0), trace=told)
 
