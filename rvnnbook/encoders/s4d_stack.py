@@ -25,7 +25,7 @@ class S4DBlock(S4DLayer):
         super().__init__(dim, state_size, norm, dropout, directions=2)
         self.lag = lag
 
-    forward = S4DLayer.mix       # the stack checks its batch once
+    forward = S4DLayer.mix       # states are zero on padding
 
     def context(self, read: Tensor) -> Tensor:
         "The context of tokens, zero on padding: (B, N, D) -> (B, N, D)."
