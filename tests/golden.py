@@ -58,26 +58,23 @@ class MaskedMean(nn.Module):
         return EncoderOutput((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
 
 
-class Topk(nn.Module):
+def topk(k, logits, mask):
     "The choice of the k best of some places, and the logarithms of their shares."
-    def __init__(self, k):
-        super().__init__()
-        self.k = k
-
-    def forward(self, logits, mask):
-        shares, picks = stochastic_topk(logits, mask, self.k)
-        return {"out.soft_scores": shares, "out.select_idx": picks.int(), "out.select_mask": F.one_hot(picks, mask.shape[1]).float(),
-                "out.log_scores": (shares.gather(1, picks) + EPSILON).log()}
+    shares, picks = stochastic_topk(logits, mask, k)
+    return {"out.soft_scores": shares, "out.select_idx": picks.int(), "out.select_mask": F.one_hot(picks, mask.shape[1]).float(),
+            "out.log_scores": (shares.gather(1, picks) + EPSILON).log()}
 
 
-class Attention(nn.Module):
+def attention(normalize, logits, mask):
     "Weights of the nearest match."
-    def __init__(self, normalize):
-        super().__init__()
-        self.normalize = normalize
+    return {"out.attention": geometric_attention(logits, mask, normalize)}
 
-    def forward(self, logits, mask):
-        return {"out.attention": geometric_attention(logits, mask, self.normalize)}
+
+class OfLogits(nn.Module):
+    "What a function computes from logits and a mask; the last output has a recorded gradient."
+    def __init__(self, compute, option):
+        super().__init__()
+        self.forward = partial(compute, option)
 
 
 class Selection(nn.Module):
@@ -304,9 +301,9 @@ def evaluate_memory(memory: OrderedMemory, inputs: dict, mask: torch.Tensor) -> 
 def build(model: str, config: dict, case: str = "") -> nn.Module:
     "Our module for a model's name and the file's configuration."
     if model == "ops" and case.startswith("stochastic_topk"):
-        return Topk(config["k"])
+        return OfLogits(topk, config["k"])
     if model == "ops" and case.startswith("geometric_attention"):
-        return Attention(config["normalize"])
+        return OfLogits(attention, config["normalize"])
     if model == "ops" and case.startswith("onesoft"):
         return Selection(config["beam_size"], 8, one_soft if case.endswith("train") else choice_matrix)
     if model in ("bt_grc", "bt_grc_os", "ebt_grc"):
@@ -355,10 +352,10 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
         return evaluate_beam(module, inputs, mask)
     if isinstance(module, Selection):
         return module(inputs["old_state"], inputs["new_state"], mask, inputs["beam_scores"], inputs["beam_mask"].bool())
-    if isinstance(module, Topk | Attention):
+    if isinstance(module, OfLogits):
         logits = inputs["logits"].clone().requires_grad_()
         found = module(logits, mask)
-        pushed = found["out.log_scores" if isinstance(module, Topk) else "out.attention"]
+        pushed = list(found.values())[-1]
         return found | {"grad.logits": torch.autograd.grad((pushed * inputs["w"]).sum(), logits)[0]}
     if model == "ops":
         exists = (inputs["exist_probs"] * mask).requires_grad_()

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -13,6 +14,15 @@ from rvnnbook.core import length_mask, pad_batch
 from rvnnbook.layers.tree_search import encode_with_search
 
 DIM = 6                                      # width in the tests of searches
+
+
+def published(folder, *files):
+    "The folder with one of these published files: in the data folder, or in shared/data beside the checkout."
+    places = [os.environ["RVNNBOOK_DATA"]] if os.environ.get("RVNNBOOK_DATA") else []
+    for place in (*places, Path(__file__).parents[2] / "shared" / "data"):
+        if any((Path(place) / folder / file).exists() for file in files):
+            return Path(place) / folder
+    pytest.skip(f"{files[0]} is neither in $RVNNBOOK_DATA/{folder} nor in shared/data/{folder} beside the checkout")
 
 
 def batch_of(sizes, seed):
@@ -41,6 +51,21 @@ def batch(lengths, dim=3, seed=0):
     mask = length_mask(torch.tensor(lengths))
     x = torch.randn(*mask.shape, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return torch.where(mask[..., None], x, torch.nan), mask
+
+
+def assert_equal_sentence_by_sentence(encoder, lengths, seed, read):
+    "Roots, states and gradients of a batch with NaN on padding, and of `read(trace, b, sentence)`: states of one."
+    x, mask = batch(lengths, seed=seed)
+    x.requires_grad_()
+    out = encoder(x, mask, trace=True)
+    states = [read(out.trace, b, x[b, :n]) for b, n in enumerate(lengths)]
+    roots, inputs = torch.stack([rows.mean(0) for rows in states]), (x, *encoder.parameters())
+    assert_close(out.root, roots)
+    assert_close(out.states[mask], torch.cat(states))
+    assert not out.states[~mask].any()
+    for mine, theirs in zip(slopes(out.root, inputs), slopes(roots, inputs), strict=True):
+        assert_close(mine, theirs, rtol=0, atol=1e-9)
+    return out, mask
 
 
 def slopes(found, inputs, seed=0):

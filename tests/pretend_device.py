@@ -75,12 +75,15 @@ def place(value):
     return type(value)(place(one) for one in value) if type(value) in (list, tuple) else value
 
 
-class Operations(TorchDispatchMode):
-    "Computes the operations of the pretend device, and counts them."
+class Watch:
+    "A mode of torch that counts for a device."
     def __init__(self, device):
         super().__init__()
         self.device = device
 
+
+class Operations(Watch, TorchDispatchMode):
+    "Computes the operations of the pretend device, and counts them."
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         (name, free, sized, written), tensors = traits(func), []
         operands = [hold(one, tensors) for one in args]
@@ -115,12 +118,8 @@ class Operations(TorchDispatchMode):
             raise RuntimeError(f"{name}: expected all tensors on one device, but {strangers} are on the CPU")
 
 
-class HostCalls(TorchFunctionMode):
+class HostCalls(Watch, TorchFunctionMode):
     "The calls that read or make the values of a tensor without an operation."
-    def __init__(self, device):
-        super().__init__()
-        self.device = device
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is torch.Tensor.tolist and isinstance(args[0], DeviceTensor):

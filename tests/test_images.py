@@ -47,8 +47,8 @@ from rvnnbook.data.images import (
 from rvnnbook.lab.train import classification_loss, evaluate_classifier
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier
+from tests.helpers import published
 
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 few = settings(max_examples=40, deadline=None)
 PIXELS = array_shapes(min_dims=3, max_dims=3, max_side=6).flatmap(lambda shape: arrays(np.uint8, shape))
 PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
@@ -82,9 +82,7 @@ def archive(batches, folder="cifar-10-batches-bin", kind=tarfile.REGTYPE):
 
 @pytest.fixture(scope="module")
 def shared():
-    if not SHARED.is_dir():
-        pytest.skip("the folder shared/data/mnist with the published files is not beside the checkout")
-    return SHARED
+    return published("mnist", "t10k-images-idx3-ubyte.xz")
 
 
 @pytest.fixture(scope="module")

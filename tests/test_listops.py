@@ -1,7 +1,6 @@
 "What the ListOps chapter cannot show in a lesson: the official data, the distribution, faults and fuzz."
 import json
 import lzma
-import os
 import re
 import statistics
 import subprocess
@@ -50,19 +49,14 @@ from rvnnbook.data.listops import (
     unique_draws,
     write_listops,
 )
+from tests.helpers import published
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "listops_official.json").read_text())
 
 
 @pytest.fixture(scope="session")
 def official_file():
-    folders = [Path(__file__).parents[2] / "shared" / "data"]
-    if os.environ.get("RVNNBOOK_DATA"):
-        folders.insert(0, Path(os.environ["RVNNBOOK_DATA"]))
-    for folder in folders:
-        if (folder / "listops" / "test_d20s.tsv.xz").exists():
-            return folder / "listops" / "test_d20s.tsv.xz"
-    pytest.skip("the official ListOps test is not installed (rvnnbook data add listops FILE)")
+    return published("listops", "test_d20s.tsv.xz") / "test_d20s.tsv.xz"
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 "What the logic chapter cannot show in a lesson: the published data, the distribution, faults and fuzz."
 import lzma
 import math
-import os
 import re
 import subprocess
 import sys
@@ -59,17 +58,12 @@ from rvnnbook.data.logic import (
     unparse,
     write_pairs,
 )
+from tests.helpers import published
 
 
 @pytest.fixture(scope="session")
 def folder():
-    places = [Path(__file__).parents[2] / "shared" / "data"]
-    if os.environ.get("RVNNBOOK_DATA"):
-        places.insert(0, Path(os.environ["RVNNBOOK_DATA"]))
-    for place in places:
-        if any((place / "propositionallogic" / f"train0{end}").exists() for end in ("", ".xz")):
-            return place / "propositionallogic"
-    pytest.skip("the published logic files are not installed (propositionallogic in $RVNNBOOK_DATA)")
+    return published("propositionallogic", "train0", "train0.xz")
 
 
 @pytest.fixture(scope="session")

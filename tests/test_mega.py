@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask
-from rvnnbook.encoders.mega import MEGA, MegaLayer, MovingAverage, average_kernel, _check_mega, _distance_table, _gated_head, _rewrite
+from rvnnbook.encoders.mega import MEGA, MegaLayer, MovingAverage, average_kernel, _distance_table, _gated_head, _rewrite
 from rvnnbook.registry import create_encoder
-from tests.helpers import batch, shake, slopes
+from tests.helpers import assert_equal_sentence_by_sentence, batch, shake
 
 some = settings(deadline=None, max_examples=20)
 seeds = st.integers(0, 10**6)
@@ -74,22 +74,15 @@ def by_hand(layer, sentence):
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=3), st.sampled_from(["pre", "post"]), st.integers(1, 2), st.sampled_from([1, 2, 4, 9]), seeds)
 def test_every_sentence_is_read_as_the_equations_say(lengths, place, layers, reach, seed):
     "Also where the longest distance is shorter than the sentence."
-    encoder, (x, mask) = make(layers, seed, norm=place, reach=reach), batch(lengths, seed=seed)
-    x.requires_grad_()
-    out, roots, states = encoder(x, mask, trace=True), [], []
-    for b, n in enumerate(lengths):
-        sentence = x[b, :n]
+    encoder = make(layers, seed, norm=place, reach=reach)
+    def read(trace, b, sentence):
+        n = len(sentence)
         for depth, layer in enumerate(encoder.layer):
             sentence, weights = by_hand(layer, sentence)
-            assert_close(out.trace["attention"][depth, b, :n, :n], weights.float())
-        states.append(norm(sentence, encoder.final_norm) if place == "pre" else sentence)
-        roots.append(states[-1].mean(0))
-    assert_close(out.root, torch.stack(roots))
-    assert_close(out.states[mask], torch.cat(states))
-    assert not out.states[~mask].any() and not out.trace["attention"][~mask[None, :, None].expand_as(out.trace["attention"])].any()
-    inputs = (x, *encoder.parameters())
-    for mine, theirs in zip(slopes(out.root, inputs), slopes(torch.stack(roots), inputs), strict=True):
-        assert_close(mine, theirs, rtol=0, atol=1e-9 * max(1.0, float(theirs.abs().max())))
+            assert_close(trace["attention"][depth, b, :n, :n], weights.float())
+        return norm(sentence, encoder.final_norm) if place == "pre" else sentence
+    out, mask = assert_equal_sentence_by_sentence(encoder, lengths, seed, read)
+    assert not out.trace["attention"][~mask[None, :, None].expand_as(out.trace["attention"])].any()
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])
@@ -176,4 +169,4 @@ def test_defaults_and_refusals():
                           ({"norm": "none"}, "'none'")):
         with pytest.raises(ValueError, match=said):
             MEGA(4, **options)
-    _check_mega(1, 1, 1, 1, "pre")
+    MEGA(4, layers=1, key_dim=1, memories=1, reach=1, norm="pre")

@@ -46,16 +46,14 @@ from rvnnbook.data.music import (
     random_melody,
     write_music,
 )
+from tests.helpers import published
 
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "polymusic"
 ROLLS = st.integers(1, 40).flatmap(lambda steps: arrays(np.uint8, (steps, KEYS), elements=st.integers(0, 1)))
 
 
 @pytest.fixture(scope="module")
 def shared():
-    if not SHARED.is_dir():
-        pytest.skip("the folder shared/data/polymusic with the published files is not beside the checkout")
-    return SHARED
+    return published("polymusic", "JSB_Chorales.npz.xz")
 
 
 @pytest.fixture(scope="module")

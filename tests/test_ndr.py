@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.ndr import NDR, READOUTS, RoutingLayer, cut_heads, directional_bias
-from rvnnbook.layers.attention import geometric_literal
+from rvnnbook.encoders.ndr import NDR, READOUTS, RoutingLayer, directional_bias
 from tests.golden import build_ndr
-from tests.helpers import shake
+from tests.helpers import on_page, shake
 
+ndr_layer_literal, = on_page("implementations/ndr", "ndr_layer_literal")
 some = settings(deadline=None, max_examples=25)
 GOLDEN = sorted((Path(__file__).parent / "golden" / "ndr").glob("*.safetensors"))
 lengths_of = st.lists(st.integers(1, 7), min_size=1, max_size=4)
@@ -84,22 +84,6 @@ def by_hand(encoder, sentence):
     return torch.stack(new), torch.stack(gates), weights
 
 
-def ndr_layer_literal(layer, states, mask):
-    "One layer, the equations in their order, no dropout (design_space Eq. 4-10)."
-    attn, there = layer.attn, mask[:, None, None, :]
-    queries = cut_heads(attn.q(states), attn.heads) + attn.content_bias[:, None]
-    keys, values = cut_heads(attn.kv(states), attn.heads).chunk(2, -1)
-    side = directional_bias(cut_heads(attn.direction(states), attn.heads))
-    scores = attn.content_scale * (queries @ keys.mT) + attn.direction_scale * side
-    matches = torch.sigmoid(scores + attn.logit_bias) * there                          # Eq. 5
-    attention = geometric_literal(matches)                                             # Eq. 6
-    fetched = attn.out((attention @ values).transpose(1, 2).flatten(2))                # Eq. 7
-    together = layer.norm1(fetched + states)                                           # Eq. 8
-    gate = torch.sigmoid(layer.ffn_gate(together))                                     # Eq. 9
-    data = layer.norm2(layer.ffn_data(together))
-    return gate * data + (1 - gate) * states                                           # Eq. 10
-
-
 # ---- the equations
 
 @some
@@ -126,7 +110,7 @@ def test_every_sentence_is_routed_as_the_equations_say(lengths, layout, seed, re
 @given(st.integers(1, 3), st.integers(1, 6), layouts, seeds, st.data())
 def test_layer_and_literal_layer(size, n, layout, seed, data):
     "Values and slopes in the states and in every parameter; keys may be missing anywhere."
-    layer = make(kind=RoutingLayer, seed=seed, **layout | {"normalize": False})
+    layer = make(kind=RoutingLayer, seed=seed, readout="first", **layout | {"normalize": False})
     states = batch([n] * size, seed=seed)[0].requires_grad_()
     mask = torch.tensor(data.draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=size, max_size=size)))
     ours, literal = layer.layer(states, mask)[0], ndr_layer_literal(layer, states, mask)

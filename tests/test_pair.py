@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from rvnnbook.core import length_mask, simple_tree
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier, cross_entropy, predict_labels
-from rvnnbook.tasks.pair import PairClassifier, PairFeatures, pair_features, pair_up
+from rvnnbook.tasks.pair import PairClassifier, pair_features, pair_up
 
 DIM, VOCABULARY, CLASSES = 6, 11, 7
 few = settings(deadline=None, max_examples=25)
@@ -56,7 +56,7 @@ def test_blocks(seed, width, order):
         assert row[both].tolist() == [a * b for a, b in zip(one, other)]
     assert torch.equal(back, there[:, [1, 0, 2, 3]])                   # exchanging the sentences
     interleaved = torch.stack([first, second], 1).flatten(0, 1)
-    assert torch.equal(PairFeatures(order)(interleaved), there.flatten(1))
+    assert torch.equal(make(features=order).head_input(interleaved), there.flatten(1))
 
 
 def test_the_orders_differ_by_a_permutation_of_weights():

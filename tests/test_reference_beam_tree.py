@@ -52,4 +52,4 @@ def test_a_mixture_of_one_proposal_is_that_proposal():
 
 
 def test_only_torch_and_the_reference_are_imported():
-    assert imported_packages(beam_tree) == {"torch", "typing", "crvnn"}
+    assert imported_packages(beam_tree) == {"torch", "typing", "crvnn", "gumbel_tree"}

@@ -3,12 +3,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rvnnbook.reference.s4d import S4DStack, StateSpaces, run_states, state_kernel
+from rvnnbook.reference.s4d import S4DStack, StateSpaces, run_states
 from rvnnbook.layers.s4d import S4DKernel, convolve
 from rvnnbook.registry import create_encoder
 
-from .helpers import assert_equal_batch_gradients, batch_of
+from .helpers import assert_equal_batch_gradients, batch_of, on_page
 
+state_kernel, = on_page("state_spaces", "state_kernel")
 LENGTHS, DIM = (9, 1, 4, 2), 6
 
 

@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from rvnnbook.encoders.s4d_stack import S4DBlock, S4DStack, delay
-from rvnnbook.layers.masking import mean_of_tokens
+from rvnnbook.encoders.s4d_stack import S4DBlock, S4DStack
 from rvnnbook.layers.s4d import NORMS
 from rvnnbook.registry import create_encoder
-from tests.helpers import batch, slopes
+from tests.helpers import assert_equal_sentence_by_sentence, batch
 
 some = settings(deadline=None, max_examples=20)
 seeds = st.integers(0, 10**6)
@@ -51,23 +50,15 @@ def by_hand(block, sentence):
 @some
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.sampled_from(NORMS), st.sampled_from([0, 1]), st.integers(1, 2), seeds)
 def test_every_sentence_is_read_as_the_equations_say(lengths, norm, lag, layers, seed):
-    encoder, (x, mask) = make(layers, seed, norm=norm, lag=lag), batch(lengths, seed=seed)
-    x.requires_grad_()
-    out, roots, states = encoder(x, mask, trace=True), [], []
-    for b, n in enumerate(lengths):
-        sentence = x[b, :n]
+    encoder = make(layers, seed, norm=norm, lag=lag)
+    def read(trace, b, sentence):
         for layer, block in enumerate(encoder.s4d):
-            assert_close(out.trace["states"][layer, b, :n], sentence)
+            assert_close(trace["states"][layer, b, :len(sentence)], sentence)
             sentence = by_hand(block, sentence)
-        assert_close(out.trace["states"][-1, b, :n], sentence)
-        states.append(normal(sentence, encoder.final_norm) if norm == "pre" else sentence)
-        roots.append(states[-1].mean(0))
-    assert_close(out.root, torch.stack(roots))
-    assert_close(out.states[mask], torch.cat(states))
-    assert not out.states[~mask].any() and out.trace["states"].shape == (layers + 1, *x.shape)
-    inputs = (x, *encoder.parameters())
-    for mine, theirs in zip(slopes(out.root, inputs), slopes(torch.stack(roots), inputs), strict=True):
-        assert_close(mine, theirs, rtol=0, atol=1e-9)
+        assert_close(trace["states"][-1, b, :len(sentence)], sentence)
+        return normal(sentence, encoder.final_norm) if norm == "pre" else sentence
+    out, mask = assert_equal_sentence_by_sentence(encoder, lengths, seed, read)
+    assert out.trace["states"].shape == (layers + 1, *mask.shape, 3)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -77,20 +68,6 @@ def test_slopes_against_differences(lag):
     assert torch.autograd.gradcheck(lambda t: encoder(t, mask).root, x)
     names, values = zip(*((name, p.detach().clone().requires_grad_()) for name, p in encoder.named_parameters()))
     assert torch.autograd.gradcheck(lambda *p: torch.func.functional_call(encoder, dict(zip(names, p)), (x.detach(), mask)).root, values)
-
-
-def test_delay():
-    kernel = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    assert torch.equal(delay(kernel, 0), kernel)
-    assert delay(kernel, 1).tolist() == [[0, 1, 2], [0, 4, 5]] and delay(kernel, 3).tolist() == [[0, 0, 0]] * 2
-    assert not delay(kernel, 5).any() and delay(kernel[:, :1], 1).tolist() == [[0], [0]]
-
-
-@some
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), seeds)
-def test_mean_of_tokens(lengths, seed):
-    x, mask = batch(lengths, seed=seed)
-    assert_close(mean_of_tokens(x, mask), torch.stack([x[b, :n].mean(0) for b, n in enumerate(lengths)]))
 
 
 def test_defaults_and_refusals():

@@ -224,14 +224,14 @@ def pale_letters(browser, base, path):
         return [sentence for theme in ("light", "dark") for sentence in page.evaluate(LETTERS, theme)]
 
 
-@pytest.mark.parametrize("path", [page for page in PAGES if page in ("nbs/balanced", "nbs/beam_alignment", "nbs/algorithms", "nbs/crvnn")])
+def on_pages(*sample):
+    "A test of the pages of a sample in every run, and of all others in a long one."
+    sample = [page for page in sample if not BUILT or (SITE / f"{page}.html").exists()]
+    return pytest.mark.parametrize("path", sample + [pytest.param(page, marks=pytest.mark.long) for page in PAGES if page not in sample])
+
+
+@on_pages("nbs/balanced", "nbs/beam_alignment", "nbs/algorithms", "nbs/crvnn")
 def test_letters_of_figures_stand_out(browser, site, path):
-    assert pale_letters(browser, site, path) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("path", PAGES)
-def test_letters_of_all_figures_stand_out(browser, site, path):
     assert pale_letters(browser, site, path) == []
 
 
@@ -353,14 +353,8 @@ def inaccessible(browser, base, path):
         return [sentence for theme in ("light", "dark") for sentence in accessibility(page, theme)]
 
 
-@pytest.mark.parametrize("path", [page for page in SAMPLE if not BUILT or (SITE / f"{page}.html").exists()])
-def test_accessibility_of_a_sample(browser, site, path):
-    assert inaccessible(browser, site, path) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("path", PAGES)
-def test_accessibility_of_every_page(browser, site, path):
+@on_pages(*SAMPLE)
+def test_accessibility(browser, site, path):
     assert inaccessible(browser, site, path) == []
 
 

@@ -15,9 +15,11 @@ from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.sequence import NextSet, future_gap
 from rvnnbook.tasks.tokens import (
     AncestorAttention, GrowingTree, TokenClassifier, TopDown, ancestors, _attend_up, _compose_nodes, compose_prefixes,
-    draw_tokens, extend_tree, prefix_tree, token_cross_entropy)
+    draw_tokens, extend_tree, token_cross_entropy)
+from tests.helpers import on_page
 from tests.test_core import boxed, random_steps
 
+prefix_tree, = on_page("implementations/beyond", "prefix_tree")
 some, few = settings(deadline=None, max_examples=40), settings(deadline=None, max_examples=15)
 rows_of = st.lists(random_steps(9), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)

@@ -5,9 +5,9 @@ __all__ = ['OPERATORS', 'DIGITS', 'VOCABULARY', 'TOKEN_IDS', 'ListOpsError', 'Ex
            'depth', 'arguments', 'Size', 'expression_size', 'composition_steps', 'draw_expression', 'fingerprint',
            'fingerprint_table', 'official_fingerprints', 'is_test_expression', 'collect_examples', 'unique_draws',
            'max_min_examples', 'length_table', 'choose_lengths', 'first_share', 'draw_of_length', 'LengthSampler',
-           'split_bounds', 'make_split', 'bracketed', 'MissingFileError', 'split_fields', 'parse_line', 'read_listops',
-           'write_whole', 'write_listops', 'data_folder', 'official_path', 'official_test', 'install_official_test',
-           'ListOpsBatch', 'collate_listops']
+           'split_bounds', 'make_split', 'bracketed', 'MissingFileError', 'split_fields', 'parse_line', 'lines_of_file',
+           'read_listops', 'write_whole', 'write_listops', 'data_folder', 'official_path', 'official_test',
+           'install_official_test', 'ListOpsBatch', 'collate_listops']
 
 # %% ../../nbs/implementations/listops.ipynb #27818825
 import hashlib
@@ -482,30 +482,44 @@ def parse_line(
     return Example(value, tokens)
 
 # %% ../../nbs/implementations/listops.ipynb #451bcb5d
+def lines_of_file(
+    path: str | Path,             # plain or .xz
+    error: type[Exception],       # raised if it is damaged, cannot be read or is empty
+    missing: type[Exception],     # raised if there is no file
+    remedy: str,                  # said of a missing file
+) -> Iterator[bytes]:             # at least one line
+    "Lines of a file; errors contain path and line number."
+    number = 0
+    try:
+        with open(path, "rb") as file:
+            head = file.read(6)
+        packed = head == b"\xfd7zXZ\0" or head and Path(path).suffix == ".xz"
+        with lzma.open(path) if packed else open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield line
+    except FileNotFoundError:
+        raise missing(f"{path}: no such file; {remedy}") from None
+    except (lzma.LZMAError, EOFError) as problem:
+        raise error(f"{path}:{number + 1}: "
+                    f"compressed data damaged or cut short ({problem})") from None
+    except OSError as problem:
+        raise error(f"{path}: cannot be read ({problem.strerror})") from None
+    if not number:
+        raise error(f"{path}:1: the file is empty")
+
+# %% ../../nbs/implementations/listops.ipynb #451bcb5e
 def read_listops(
     path: str | Path,  # a file of the official format, plain or .xz
 ) -> list[Example]:    # one example a line
     "Read a ListOps file and validate every line."
-    path, examples = Path(path), []
-    try:
-        with open(path, "rb") as file:
-            packed = file.read(6) == b"\xfd7zXZ\0" or path.suffix == ".xz"
-        with lzma.open(path) if packed else open(path, "rb") as file:
-            for line in file:
-                examples.append(parse_line(line))
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; make one with make_split and "
-                               "write_listops, or install the official test with "
-                               "`rvnnbook data add listops FILE`") from None
-    except ListOpsError as problem:
-        raise ListOpsError(f"{path}:{len(examples) + 1}: {problem}") from None
-    except (lzma.LZMAError, EOFError) as problem:
-        raise ListOpsError(f"{path}:{len(examples) + 1}: "
-                           f"compressed data damaged or cut short ({problem})") from None
-    except OSError as problem:
-        raise ListOpsError(f"{path}: cannot be read ({problem.strerror})") from None
-    if not examples:
-        raise ListOpsError(f"{path}:1: the file is empty")
+    examples = []
+    for line in lines_of_file(path, ListOpsError, MissingFileError,
+                              "make one with make_split and write_listops, or install the "
+                              "official test with `rvnnbook data add listops FILE`"):
+        try:
+            examples.append(parse_line(line))
+        except ListOpsError as problem:
+            raise ListOpsError(f"{path}:{len(examples) + 1}: {problem}") from None
     return examples
 
 # %% ../../nbs/implementations/listops.ipynb #e37f49bd

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .listops import data_folder, split_fields, write_whole
+from .listops import data_folder, lines_of_file, split_fields, write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -218,21 +218,9 @@ def read_pairs(
     path: str | Path,         # a file of the published format, plain or .xz
 ) -> list[LogicPair]:         # one a line
     "Read a file of pairs and validate every line."
-    try:
-        with open(path, "rb") as file:
-            packed = file.read(6) == b"\xfd7zXZ\0"
-        with lzma.open(path) if packed else open(path, "rb") as file:
-            pairs = parse_lines(file, str(path))
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; draw pairs with make_files, or install "
-                               "the published files") from None
-    except (lzma.LZMAError, EOFError) as problem:
-        raise LogicError(f"{path}: compressed data damaged or cut short ({problem})") from None
-    except OSError as problem:
-        raise LogicError(f"{path}: cannot be read ({problem.strerror})") from None
-    if not pairs:
-        raise LogicError(f"{path}:1: the file is empty")
-    return pairs
+    lines = lines_of_file(path, LogicError, MissingFileError,
+                          "draw pairs with make_files, or install the published files")
+    return parse_lines(lines, str(path))
 
 # %% ../../nbs/implementations/logic.ipynb #228f9d41
 def write_pairs(

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch
-from ..layers.masking import mean_of_tokens
+from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.s4d import convolve, power_sums
 
 # %% ../../nbs/implementations/mega.ipynb #afd1091d
@@ -119,19 +118,6 @@ def _rewrite(layer: MegaLayer, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]
     candidate = F.silu(direct + layer.h(fetched * F.silu(reset)))
     return x + update.sigmoid() * (layer.dropout(candidate) - x), weights
 
-# %% ../../nbs/implementations/mega.ipynb #dc64334f
-def _check_mega(layers: int, key_dim: int, memories: int, reach: int, norm: str) -> None:
-    """Raise `ValueError` for invalid layer options.
-
-    `layers`: >= 1; `key_dim`: Z, >= 1; `memories`: n, >= 1; `reach`: M, >= 1; `norm`: "pre" or
-    "post".
-    """
-    if norm not in ("pre", "post"):
-        raise ValueError(f"norm must be pre or post, got {norm!r}")
-    if min(layers, key_dim, memories, reach) < 1:
-        raise ValueError(f"layers={layers}, key_dim={key_dim}, memories={memories} and "
-                         f"reach={reach} must be at least 1")
-
 # %% ../../nbs/implementations/mega.ipynb #c2f4c7b3
 class MEGA(Encoder):
     "Layers of moving averages and gated attention (Ma et al. 2023; rir section 4)."
@@ -148,7 +134,10 @@ class MEGA(Encoder):
         dropout: float = 0.0,              # dropout of candidates and networks, in [0, 1)
     ):
         super().__init__()
-        _check_mega(layers, key_dim, memories, reach, norm)
+        check_choice("norm", norm, ("pre", "post"))
+        if min(layers, key_dim, memories, reach) < 1:
+            raise ValueError(f"layers={layers}, key_dim={key_dim}, memories={memories} and "
+                             f"reach={reach} must be at least 1")
         self.dim = dim
         self.layer = nn.ModuleList(
             MegaLayer(dim, hidden or 2 * dim, key_dim, ffn_hidden or 2 * dim, memories, reach,
@@ -161,5 +150,5 @@ class MEGA(Encoder):
             states, weights = layer(states, mask)
             seen += [weights.detach().float()] if trace else []
         states = torch.where(mask[..., None], self.final_norm(states), 0)
-        return EncoderOutput(mean_of_tokens(states, mask), states,
+        return EncoderOutput(states.sum(1) / mask.sum(1, keepdim=True), states,
                              trace={"attention": torch.stack(seen)} if trace else None)

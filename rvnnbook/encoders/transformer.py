@@ -128,19 +128,6 @@ class FeedForward(nn.Module):
         made = self.w2(self.activation(self.w1(self.norm(found))))
         return found + self.dropout(made), mask
 
-# %% ../../nbs/implementations/transformer.ipynb #328e01d8
-def _run_layers(layers, states: Tensor, mask: Tensor) -> list[Tensor]:
-    """The schema with a layer of its own, or the same one, at every step.
-
-    `layers`: with `retrieve` and `compose`; `states`: H, (B, N, D); `mask`: (B, N) bool, True =
-    token. Returns: states before the first and after every layer, (B, N, D) each.
-    """
-    history = [states]
-    for layer in layers:
-        states, mask = layer.compose(layer.retrieve(states, mask), states, mask)
-        history.append(states)
-    return history
-
 # %% ../../nbs/implementations/transformer.ipynb #622135c9
 def _check_transformer(dim: int, layers: int, heads: int, position: str, activation: str,
                        shared: bool, test_layers: int | None) -> None:
@@ -187,8 +174,10 @@ class Transformer(Encoder):
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         x = torch.cat([self.start.expand(len(x), 1, -1), check_batch(x, mask, self.dim)], 1)
         steps = self.steps if self.training else self.test_layers or self.steps
-        layers = [self.layers[t % len(self.layers)] for t in range(steps)]
-        history = _run_layers(layers, x, F.pad(mask, (1, 0), value=True))
+        history, seen = [x], F.pad(mask, (1, 0), value=True)
+        for t in range(steps):
+            retrieve, compose = self.layers[t % len(self.layers)].children()
+            history.append(compose(retrieve(history[-1], seen), history[-1], seen)[0])
         root, states = self.norm(history[-1]).split([1, mask.shape[1]], 1)
         return EncoderOutput(root=root[:, 0], states=torch.where(mask[..., None], states, 0),
                              trace={"states": torch.stack(history)} if trace else None)

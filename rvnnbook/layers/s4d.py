@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import check_batch
+from ..core import check_batch, check_choice
 
 # %% ../../nbs/implementations/s4d.ipynb #abcd10c8
 def bilinear(
@@ -152,9 +152,10 @@ class S4DKernel(nn.Module):
         ratios, gains = bilinear(rates, enter, self.inv_dt.exp())
         return power_sums(2 * leave * gains, ratios, length)
 
-# %% ../../nbs/implementations/s4d.ipynb #c953f9ab
-NORMS = ("none", "pre", "post")
+# %% ../../nbs/implementations/s4d.ipynb #c953f9aa
+NORMS = ("none", "pre", "post")            # places of the layer norm
 
+# %% ../../nbs/implementations/s4d.ipynb #c953f9ab
 class S4DLayer(nn.Module):
     "Add left and right context to every token by bidirectional S4D (rir Eq. 13-16)."
     def __init__(
@@ -164,14 +165,15 @@ class S4DLayer(nn.Module):
         norm: str = "none",              # layer norm: "none", "pre" (on the input) or "post"
         dropout: float = 0.0,            # dropout before the gated linear unit, in [0, 1)
         freeze_backward: bool = False,   # no gradient through the right-to-left direction
+        directions: int = 1,             # readings that share the rates of a channel, 1 or 2
     ):
         super().__init__()
-        if norm not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+        check_choice("norm", norm, NORMS)
         self.dim, self.place, self.freeze_backward = dim, norm, freeze_backward
-        self.kernel = S4DKernel(2 * dim, state_size)
-        self.D = nn.Parameter(torch.randn(1, 2 * dim))
-        self.dropout, self.glu = nn.Dropout(dropout), nn.Linear(2 * dim, 2 * dim)
+        width = 2 * dim // directions
+        self.kernel = S4DKernel(width, state_size, directions)
+        self.D = nn.Parameter(torch.randn(1, width))
+        self.dropout, self.glu = nn.Dropout(dropout), nn.Linear(width, 2 * dim)
         self.norm = nn.Identity() if norm == "none" else nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -183,10 +185,13 @@ class S4DLayer(nn.Module):
         "The layer on a batch that was checked."
         there = mask[..., None]
         read = torch.where(there, self.norm(x), 0) if self.place == "pre" else x
-        past, future = self.kernel(x.shape[1])[0].chunk(2)
+        out = x + F.glu(self.glu(self.dropout(self.context(read))), -1)
+        return torch.where(there, self.norm(out) if self.place == "post" else out, 0)
+
+    def context(self, read: Tensor) -> Tensor:
+        "The context of tokens, zero on padding: (B, N, D) -> (B, N, 2 D)."
+        past, future = self.kernel(read.shape[1])[0].chunk(2)
         ahead, back = (direct * read for direct in self.D.chunk(2, -1))
         ahead, back = convolve(read, past=past) + ahead, convolve(read, future=future) + back
         ahead, back = F.gelu(ahead), F.gelu(back)
-        heard = torch.cat([ahead, back.detach() if self.freeze_backward else back], -1)
-        out = x + F.glu(self.glu(self.dropout(heard)), -1)
-        return torch.where(there, self.norm(out) if self.place == "post" else out, 0)
+        return torch.cat([ahead, back.detach() if self.freeze_backward else back], -1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .crvnn import GRC
+from .gumbel_tree import replace_pair
 
 # %% ../../nbs/beam_tree.ipynb #3dcd125e
 class Hypothesis(NamedTuple):
@@ -47,11 +48,9 @@ def soft_merge(
     nodes, parents = (torch.einsum("c,cpd->pd", shares, rows) for rows in (nodes, parents))
     pairs = torch.tensor([proposal.pair for proposal in proposals], device=nodes.device)
     here = shares @ F.one_hot(pairs, len(parents)).to(shares)      # share of each pair
-    passed = here.cumsum(-1)                                       # share of the pairs up to it
-    nodes = (here[:, None] * parents + (1 - passed)[:, None] * nodes[:-1]
-             + (passed - here)[:, None] * nodes[1:])
     best = proposals[0]
-    return Hypothesis(nodes, shares @ scores, (*best.hypothesis.merges, best.pair))
+    return Hypothesis(replace_pair(nodes, parents, here), shares @ scores,
+                      (*best.hypothesis.merges, best.pair))
 
 # %% ../../nbs/beam_tree.ipynb #62cefb39
 def search_trees(

@@ -103,10 +103,9 @@ class MEGA(nn.Module):
         reach: int = 1024,     # M, distances from M - 1 on share one number
     ):
         super().__init__()
-        self.layer = nn.ModuleList(MegaLayer(dim, key_dim, memories, reach)
-                                   for _ in range(layers))
+        self.layer = nn.Sequential(*(MegaLayer(dim, key_dim, memories, reach)
+                                     for _ in range(layers)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        for layer in self.layer:
-            x = layer(x)
+        x = self.layer(x)
         return x.mean(0), x

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .crvnn import GRC
+from .ebt_grc import ChildScorer
 
 # %% ../../nbs/beam_alignment.ipynb #f8da1f3a
 class Hypotheses(NamedTuple):
@@ -73,22 +74,14 @@ class RIREBTGRC(nn.Module):
     ):
         super().__init__()
         self.leaf, self.leaf_norm, self.grc = nn.Linear(dim, dim), nn.LayerNorm(dim), GRC(dim)
-        self.width = min(dim, score_dim)
-        self.scorer = nn.ModuleList([nn.Linear(2 * self.width, self.width),
-                                     nn.Linear(self.width, 1)])
+        self.scorer = ChildScorer(min(dim, score_dim))
         self.beam, self.arity, self.how, self.pre = beam, arity, how, pre
-
-    def pair_log_probs(self, nodes: list[Tensor]) -> Tensor:
-        "Log-probability of each pair of neighbors to be composed next, (m - 1,)."
-        seen = torch.stack(nodes)[:, :self.width]
-        pairs = torch.cat([seen[:-1], seen[1:]], -1)
-        return self.scorer[1](F.gelu(self.scorer[0](pairs))).squeeze(-1).log_softmax(-1)
 
     def search(self, rows: list) -> Hypotheses:
         "Beam search in one chunk: rows (list of m states (D,), score) to its hypotheses."
         while len(rows[0][0]) > 1:
             proposals = [(nodes, score + added, pair) for nodes, score in rows
-                         for pair, added in enumerate(self.pair_log_probs(nodes))]
+                         for pair, added in enumerate(self.scorer(torch.stack(nodes)))]
             best = sorted(proposals, key=lambda proposal: -proposal[1].item())[:self.beam]
             rows = [([*nodes[:i], self.grc(nodes[i], nodes[i + 1]), *nodes[i + 2:]], score)
                     for nodes, score, i in best]

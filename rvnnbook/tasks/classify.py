@@ -5,7 +5,7 @@ __all__ = ['ClassifierOutput', 'Classifier', 'predict_labels', 'cross_entropy', 
 
 # %% ../../nbs/implementations/heads.ipynb #6f8277a9
 import json
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,6 @@ class ClassifierOutput(NamedTuple):
     logits: Tensor             # one score a class, (B, classes), or (B, 1) for two classes
     loss: Tensor | float       # auxiliary loss, plus the cross-entropy if labels are given
     encoding: EncoderOutput    # of the encoder: root, states, loss, trace
-
-    @property
-    def root(self) -> NoReturn:
-        raise AttributeError("a classifier's scores are renamed from root to logits")
 
 def _head_layers(dim, classes, layers):
     "One or two linear layers; two classes share one score."
@@ -54,7 +50,10 @@ class Classifier(nn.Module):
         self.in_proj = nn.Linear(embedding_dim or dim, dim)
         self.head = _head_layers(dim, classes, layers)
         self.dropout_in, self.dropout_out = nn.Dropout(dropout_in), nn.Dropout(dropout_out)
-        self.head_input, self.activation = nn.Identity(), F.gelu    # other tasks, other choices
+        self.activation = F.gelu
+
+    def head_input(self, root: Tensor) -> Tensor:
+        return root                        # other tasks read something else
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
                 labels: Tensor | None = None, generator: torch.Generator | None = None,

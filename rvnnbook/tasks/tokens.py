@@ -2,9 +2,10 @@
 
 # %% auto #0
 __all__ = ['WITH_TREES', 'ancestors', 'AncestorAttention', 'TopDown', 'TokenClassifier', 'token_cross_entropy', 'extend_tree',
-           'prefix_tree', 'compose_prefixes', 'GrowingTree', 'draw_tokens']
+           'compose_prefixes', 'GrowingTree', 'draw_tokens']
 
 # %% ../../nbs/implementations/beyond.ipynb #9a0c800f
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -171,18 +172,6 @@ def extend_tree(
     fold = cell(kept[-1][2], block) if kept else block
     return *kept, (size, block, fold)
 
-# %% ../../nbs/implementations/beyond.ipynb #981addd8
-def prefix_tree(
-    length: int,           # t, tokens, >= 1
-) -> tuple | int:          # nested pairs of positions
-    "The tree over the first `length` tokens of a text."
-    def complete(start, size):
-        half = size // 2
-        return (complete(start, half), complete(start + half, half)) if half else start
-    low = length & -length
-    last = complete(length - low, low)
-    return last if low == length else (prefix_tree(length - low), last)
-
 # %% ../../nbs/implementations/beyond.ipynb #e8afdf21
 def compose_prefixes(
     leaves: Tensor,        # leaf states, (B, N, S)
@@ -210,13 +199,14 @@ class GrowingTree(RvNN):
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         states = compose_prefixes(leaves, self.cell)[..., :self.dim]
         root = states[torch.arange(len(x)), mask.sum(1) - 1]
-        trees = None
+        told = None
         if trace:
-            trees = torch.zeros_like(mask, dtype=torch.int64)
-            trees[mask] = torch.cat([torch.tensor(steps_from_tree(prefix_tree(length)))
-                                     for length in mask.sum(1).tolist()]).to(mask.device)
-        return EncoderOutput(root=root, states=torch.where(mask[..., None], states, 0),
-                             trace={"trees": trees} if trace else None)
+            grow = partial(extend_tree, cell=lambda *pair: pair)
+            told = {"trees": torch.zeros_like(mask, dtype=torch.int64)}
+            for row, length in zip(told["trees"], mask.sum(1).tolist()):
+                kept: tuple = reduce(grow, range(length), ())
+                row[:length] = torch.tensor(steps_from_tree(kept[-1][2]))
+        return EncoderOutput(root, torch.where(mask[..., None], states, 0), trace=told)
 
     def step(self, x: Tensor, kept: tuple = ()) -> tuple[Tensor, tuple]:
         """Process one more token.
