@@ -119,15 +119,15 @@ def _add_data(data):
 SWEEP_STATUSES = """exit status:
   0   all runs are finished
   1   some failed in all their attempts; the same command tries them again
-  2   rejected before anything ran, or a sweep of this file is running
-  75  stopped; run the same command again to resume
-SIGTERM, SIGINT (^C) and SIGHUP stop the runs at checkpoints; a second one kills them at once.
+  2   rejected before anything ran
+  75  stopped, or locked by another process; run the same command again to resume
+SIGTERM, SIGINT (^C) and SIGHUP stop the runs at checkpoints.
 The README and the chapter on sweeps describe the file."""
 
 def _add_sweep(sweep):
     sweep.add_argument("file", metavar="FILE", help="a sweep file, .yml or .json")
     _add_flags(sweep.add_mutually_exclusive_group(), dry_run="show what would be run",
-               status="show the state of each run", stop="ask the sweep and its runs to stop")
+               status="show the state of each run")
     sweep.add_argument("--engine", choices=["local", "ray", "slurm"], default="local",
                        help="what assigns the runs (default: processes on this machine)")
     sweep.add_argument("--address", help="of a Ray cluster (auto: the one of this machine); local, "
@@ -166,7 +166,7 @@ def _run_notebook(options):
             raise ParameterError(f"{name} is given twice")
         given[name] = parse_value(value)
     return run_experiment(notebook, given, options.limit, not options.no_notebook,
-                          options.unless_recorded, last=True)
+                          options.unless_recorded)
 
 # %% ../nbs/workshop/cli.ipynb #178286e8
 def _results(options):
@@ -284,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:   # those of the command li
         return 0
     except BrokenPipeError:                # the reader of the pipe, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return int(options.command in ("run", "sweep"))
     except KeyboardInterrupt:              # there is nothing to save
         print("rvnnbook: interrupted", file=sys.stderr)
         return 130
