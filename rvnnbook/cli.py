@@ -7,7 +7,6 @@ __all__ = ['STATUSES', 'SWEEP_STATUSES', 'parser', 'seconds', 'span', 'obey', 'm
 import argparse
 import importlib
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -71,7 +70,6 @@ def _add_results(results):
     results.add_argument("--where", action="append", default=[], metavar="QUERY",
                          help="a pandas query on fields, parameters and metrics, such as "
                               "'dim == 64 and seed < 3'")
-    results.add_argument("--profile", choices=["cpu", "paper"])
     _add_flags(results, check="validate every record and trace",
                latest="of equal runs only the last",
                mean="mean and standard deviation over the seeds of a run")
@@ -182,23 +180,26 @@ def _results(options):
         raise runs.RecordError(f"no records of {experiment!r}; there are: "
                                f"{', '.join(known) or 'none'}")
     if options.check:
-        weights = [] if experiment else runs.check_weights()
-        if wrong := runs.check_results(folder, experiment) + weights:
+        if wrong := runs.check_results(folder, experiment):
             raise RuntimeError("\n".join(wrong))
         return f"valid records: {len(runs.read_records(experiment))}"
-    records = runs.query_records(runs.read_records(experiment), options.where)
-    records = runs.select(records, profile=options.profile) if options.profile else records
+    records = _chosen(runs.read_records(experiment), options.where)
     records = runs.latest(records) if options.latest else records
     written = [path for path in (options.csv, options.parquet) if path]
     if options.mean and written:
         raise runs.RecordError("--mean is for the table on the screen; a file has every run")
     if options.csv:
-        runs.write_csv(records, Path(options.csv))
+        runs.as_frame(records).to_csv(options.csv, index=False)
     if options.parquet:
-        runs.write_parquet(records, Path(options.parquet))
-    screen = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        runs.write_parquet(records, options.parquet)
     return (f"{len(records)} records in {' and '.join(written)}" if written
-            else runs.results_table(records, options.mean, screen))
+            else runs.results_table(records, options.mean))
+
+def _chosen(records, conditions):
+    "The records for which all conditions hold."
+    from rvnnbook.lab.records import query_records
+    where = " and ".join(f"({condition})" for condition in conditions)
+    return query_records(records, where) if where else records
 
 # %% ../nbs/workshop/cli.ipynb #5d2f1c02
 def _merge(options):
@@ -206,10 +207,10 @@ def _merge(options):
     from rvnnbook.lab.records import RecordError, merge_records
     if not options.folders:
         raise RecordError("merge takes the folders that other machines sent")
-    merged = merge_records(options.folders)
-    summary = "\n".join([f"records added: {len(merged.added)}", *merged.conflicts])
-    if merged.refused:
-        raise RuntimeError("\n".join([summary, "rejected:", *merged.refused]))
+    added, refused = merge_records(options.folders)
+    summary = f"records added: {len(added)}"
+    if refused:
+        raise RuntimeError("\n".join([summary, "rejected:", *refused]))
     return summary
 
 def _revalidate(options):
@@ -222,8 +223,7 @@ def _revalidate(options):
         if name and not found:
             raise runs.RecordError(f"no records of {name!r}")
         known += runs.latest(found)
-    chosen = [record for record in runs.query_records(known, options.where)
-              if runs.changed_modules(record) and options.profile in (None, record["profile"])]
+    chosen = [record for record in _chosen(known, options.where) if runs.changed_modules(record)]
     for record in chosen:
         try:
             found = revalidate(record, 60 * options.minutes)
