@@ -56,7 +56,7 @@ def judge(model):
 folder = run_folder("tiny", run)
 outcome = train(model, BucketLoader(examples[8:], 8, collate_listops, seed=run.seed), judge,
                 loss=loss, folder=folder and folder / "stage-1", steps=run.steps, check_every=10,
-                save_every=0.0, patience=None, progress=False, seed=run.seed)'''
+                save_every=0.0, patience=None, seed=run.seed)'''
 
 
 TINY_RECORD = '''legs, history = end_to_end([outcome])
