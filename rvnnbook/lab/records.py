@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -586,53 +585,30 @@ def _holds(frame, condition):
         raise RecordError(f"{condition!r} is no query: {reason}") from None
 
 # %% ../../nbs/workshop/records.ipynb #f877ca4a
-def results_table(records: Iterable[dict], mean: bool = False) -> str:
-    "A line for each record, or for all its seeds."
-    import pandas
-    experiments, parts = {}, []
-    for record in latest(records) if mean else records:
-        alike = ([record["profile"], _without_profile_and_seed(record["parameters"])] if mean
-                 else record["id"])
-        groups = experiments.setdefault(record["experiment"], {})
-        groups.setdefault(digest(alike, 16), []).append(record)
-    for experiment, groups in sorted(experiments.items()):
-        first = [runs[0] for runs in groups.values()]
-        parameters = pandas.DataFrame([one["parameters"] for one in first], dtype=object)
-        parameters = parameters.fillna("")
-        words = {name for name, value in first[0]["parameters"].items() if type(value) is str}
-        shown = [name for name in parameters
-                 if name in words or parameters[name].nunique() > 1]
-        found = pandas.DataFrame(map(_outcome, groups.values()))
-        found = found[[*(name for name in found if name not in ("commit", "")), "commit", ""]]
-        profile = pandas.Series([one["profile"] for one in first], name="profile")
-        table = pandas.concat([profile, parameters[shown], found], axis=1).fillna("")
-        parts.append(f"{experiment}\n{table.to_string(index=False)}")
+def results_table(records: Sequence[dict], mean: bool = False) -> str:
+    "A line for each record, or for all seeds of a run, by experiment."
+    parts = []
+    for experiment in sorted({record["experiment"] for record in records}):
+        chosen = select(records, experiment=experiment)
+        frame = as_frame(latest(chosen) if mean else chosen)
+        scores = [name for name in frame if ": " in name and not name.endswith(": count")]
+        fields = {*Record.model_fields, "steps_done", "stale"}
+        parameters = [name for name in frame if name not in fields and ": " not in name
+                      and (frame[name].dtype == "string" or frame[name].nunique(dropna=False) > 1)]
+        keys = ["profile", *parameters, *["id"] * (not mean)]
+        table = frame.groupby(keys, dropna=False, sort=False).agg({
+            "seed": lambda seeds: " ".join(map(str, sorted(seeds))),
+            **dict.fromkeys(scores, _mean_text), "finished": "all", "stale": "any"}).reset_index()
+        shown = table.drop(columns=["id"] * (not mean)).astype(object).fillna("")
+        parts.append(f"{experiment}\n{shown.to_string(index=False)}")
     return "\n\n".join(parts) or "no records"
-
-# %% ../../nbs/workshop/records.ipynb #f877ca4f
-def _outcome(runs):
-    "Seeds, numbers, commits and remarks of runs that differ in nothing but the seed."
-    runs, values = sorted(runs, key=lambda record: record["seed"]), {}
-    for split, name, value in ((split, name, value) for run in runs for split, row
-                               in run["metrics"].items() for name, value in row.items()):
-        if name != "count":
-            title = split if name == "accuracy" else f"{split}: {name}"
-            values.setdefault(title, []).append(value)
-    stale = ", ".join(dict.fromkeys(name.removeprefix("rvnnbook.") for run in runs
-                                    for name in changed_modules(run)))
-    remarks = {f"stale: {stale}": stale,
-               "revalidated": any(run.get("revalidated") for run in runs),
-               "unfinished": not all(run["finished"] for run in runs)}
-    return {"seed": " ".join(str(run["seed"]) for run in runs),
-            **{title: _mean_text(several) for title, several in values.items()},
-            "commit": sittings(runs)[0],
-            "": "; ".join(remark for remark, holds in remarks.items() if holds)}
 
 def _mean_text(values):
     "A number, or mean and standard deviation of several."
-    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4g}{spread}"
+    spread = f" ± {values.std():.2g}" if values.count() > 1 else ""
+    return f"{values.mean():.4g}{spread}" if values.count() else ""
 
+# %% ../../nbs/workshop/records.ipynb #f877ca4f
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
     "The columns of a table, one below the other."
     widths = [max(map(len, column)) for column in zip(*rows)]

@@ -241,7 +241,7 @@ def _sync(path):
     os.fsync(opened)
     os.close(opened)
 
-def _hash(payload):
+def _checksum(payload):
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 # %% ../../nbs/workshop/train.ipynb #f90d8f74
@@ -256,7 +256,7 @@ def write_checkpoint(
     part.mkdir(parents=True)
     payloads = {f"{name}.safetensors": save(content) for name, content in tensors.items()}
     payloads["state.json"] = json.dumps(state, indent=1).encode()
-    hashes = {name: _hash(payload) for name, payload in payloads.items()}
+    hashes = {name: _checksum(payload) for name, payload in payloads.items()}
     payloads["hashes.json"] = json.dumps(hashes, indent=1).encode()
     for name, payload in payloads.items():
         (part / name).write_bytes(payload)
@@ -283,7 +283,7 @@ def read_checkpoint(
         hashes = json.loads((whole[-1] / "hashes.json").read_bytes())
         payloads = {name: (whole[-1] / name).read_bytes() for name in hashes}
         for name, payload in payloads.items():
-            if _hash(payload) != hashes[name]:
+            if _checksum(payload) != hashes[name]:
                 raise CheckpointError(f"{name} is not what was written")
         state = json.loads(payloads.pop("state.json"))
         for name in {"settings", "best_row", "history"} & state.keys():
