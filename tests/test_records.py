@@ -925,7 +925,7 @@ def test_the_command(tmp_path):
     (folder / "toy.jsonl").unlink()
     assert command("merge", tmp_path / "away", cwd=tmp_path).stdout == "records added: 2\n"
     assert command("merge", tmp_path / "away", cwd=tmp_path).stdout == "records added: 0\n"
-    shown = command("toy", "--where", "seed >= 5", "--where", "profile == 'cpu'", "--latest", cwd=tmp_path)
+    shown = command("toy", "--where", "seed >= 5", "--where", "profile == 'cpu'", cwd=tmp_path)
     assert len(shown.stdout.splitlines()) == 3 and not shown.stderr
     assert command("--csv", tmp_path / "x.csv", cwd=tmp_path).stdout == f"2 records in {tmp_path / 'x.csv'}\n"
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
