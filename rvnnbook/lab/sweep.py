@@ -57,7 +57,7 @@ def _equal_lengths(lists):
 
 _Lists = dict[str, Annotated[list, Field(min_length=1)]]
 _Tables = list[dict[str, Any]]
-_Count = Annotated[int, Field(ge=1)]
+_Positive = Annotated[int, Field(ge=1)]
 _Nonnegative = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class SweepSettings(BaseModel):
@@ -69,8 +69,8 @@ class SweepSettings(BaseModel):
     grid: _Lists = {}                              # all combinations
     zip: Annotated[_Lists, AfterValidator(_equal_lengths)] = {}    # combined item by item
     list: _Tables = []                             # explicit rows
-    workers: Literal["cores"] | _Count = "cores"   # runs at a time on this machine
-    retries: _Count = 3                            # attempts of a run
+    workers: Literal["cores"] | _Positive = "cores"   # runs at a time on this machine
+    retries: _Positive = 3                            # attempts of a run
     backoff: _Nonnegative = 30.0                   # seconds before the second attempt
     limit: _Nonnegative | None = None              # seconds of a run
     notebook: bool = True                          # render the page of each run
@@ -200,7 +200,7 @@ def make_run(order: Order) -> State:       # what to start, and how
         log.write(said)
     code, message = child.returncode, (said.strip().splitlines() or [""])[-1]
     return State(WORD_OF.get(code, "failed"), f"died of signal {-code}" if code < 0
-                 else message.removeprefix("rvnnbook: ")[-300:])
+                 else message.removeprefix("rvnnbook: ")[:300])
 
 # %% ../../nbs/workshop/sweep.ipynb #c0a9a60a
 def attempt_run(order: Order) -> State:    # what to start, and how
