@@ -28,7 +28,7 @@ def test_the_gate_takes_every_encoder_and_every_profile():
 
 @pytest.mark.parametrize("given, said", [
     ({"encoder": "elmo"}, "encoder is 'elmo': Input should be"), ({"split": "D"}, "Input should be 'A', 'B', 'C' or 'none'"),
-    ({"stages": "2:10:32"}, "stages = '2:10:32'"), ({"operators": 6}, "unknown parameter 'operators'")])
+    ({"stages": "2:10:32"}, "stages is '2:10:32'"), ({"operators": 6}, "unknown parameter 'operators'")])
 def test_the_gate_refuses(given, said):
     with pytest.raises(ParameterError) as error:
         check_parameters(NOTEBOOK, given)
