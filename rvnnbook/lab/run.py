@@ -158,6 +158,18 @@ def _raised(page):
             for number, cell in enumerate(cells, 1)
             for output in cell.get("outputs", []) if output["output_type"] == "error"]
 
+@contextmanager
+def _silent_kernel():
+    "A kernel that is shut down may print on the terminal it inherited; cells print elsewhere."
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
 # %% ../../nbs/workshop/run.ipynb #2f393b5b
 def _execute_in_kernel(path, parameters, folder, first_line, shown):
     "Have papermill run a notebook in its place; a kernel that does not start is started once more."
@@ -167,12 +179,13 @@ def _execute_in_kernel(path, parameters, folder, first_line, shown):
         extra_arguments=[f"--IPKernelApp.exec_lines={first_line}"] * bool(first_line),
         progress_bar=False, request_save_on_cell_execute=False, iopub_timeout=120,
         **({"stdout_file": sys.stdout, "stderr_file": sys.stdout} if shown else {}))
-    try:
-        run()
-    except RuntimeError as error:              # two kernels wanted one port; nothing has run
-        if not str(error).startswith("Kernel died before replying"):
-            raise
-        run()
+    with _silent_kernel():
+        try:
+            run()
+        except RuntimeError as error:          # two kernels wanted one port; nothing has run
+            if not str(error).startswith("Kernel died before replying"):
+                raise
+            run()
 
 # %% ../../nbs/workshop/run.ipynb #f7267b07
 def execute(
