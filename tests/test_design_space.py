@@ -54,10 +54,10 @@ def test_all_models_of_a_cpu_comparison_learn_from_the_same_examples():
 
 
 @pytest.mark.parametrize("given, said", [
-    ({"task": "music"}, "task = 'music' is out of range; it takes one of 'listops', 'logic'"), ({"model": "ndr"}, "model = 'ndr'"),
-    ({"test_layers": "24,48"}, "test_layers = '24,48'"), ({"test_layers": 24}, "test_layers = 24 is of type int"),
-    ({"stages": "2:10:32"}, "stages = '2:10:32'"), ({"layer": 3}, "unknown parameter 'layer'. Did you mean 'layers'?"),
-    ({"model": 3}, "model = 3 is of type int")])
+    ({"task": "music"}, "task is 'music': Input should be 'listops' or 'logic'"), ({"model": "ndr"}, "model is 'ndr'"),
+    ({"test_layers": "24,48"}, "test_layers is '24,48'"), ({"test_layers": 24}, "test_layers is 24: Input should be a valid string"),
+    ({"stages": "2:10:32"}, "stages is '2:10:32'"), ({"layer": 3}, "unknown parameter 'layer'. Did you mean 'layers'?"),
+    ({"model": 3}, "model is 3: Input should be a valid string")])
 def test_the_gate_refuses(given, said):
     with pytest.raises(ParameterError) as error:
         check_parameters(NOTEBOOK, given)
@@ -97,7 +97,7 @@ def test_a_smoke_run(tmp_path, model, task):
         assert len(layers) == (2 if model in ("NDR-halt", "NDR-ACT") else 0) and all(1 <= n <= 6 for n in layers)
     if len(counts) == 2:                         # the layers really are others: the same weights, another NLL
         assert len({scores["nll"] for scores in metrics.values()}) == 4
-    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".log"]
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_an_unknown_model_is_refused_in_one_line(tmp_path):

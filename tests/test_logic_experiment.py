@@ -27,8 +27,8 @@ def test_the_gate_takes_every_encoder_and_every_profile():
 
 
 @pytest.mark.parametrize("given, said", [
-    ({"encoder": "elmo"}, "encoder = 'elmo' is out of range"), ({"split": "D"}, "it takes one of 'A', 'B', 'C', 'none'"),
-    ({"stages": "2:10:32"}, "stages = '2:10:32'"), ({"operators": 6}, "unknown parameter 'operators'")])
+    ({"encoder": "elmo"}, "encoder is 'elmo': Input should be"), ({"split": "D"}, "Input should be 'A', 'B', 'C' or 'none'"),
+    ({"stages": "2:10:32"}, "stages is '2:10:32'"), ({"operators": 6}, "unknown parameter 'operators'")])
 def test_the_gate_refuses(given, said):
     with pytest.raises(ParameterError) as error:
         check_parameters(NOTEBOOK, given)
@@ -37,10 +37,10 @@ def test_the_gate_refuses(given, said):
 
 @pytest.mark.parametrize("encoder, split, tests", [
     ("lstm", "C", ["split C"]), ("rvnn", "none", [f"{k} operators" for k in range(1, 13)])])
-def test_a_smoke_run_measures_what_the_split_asks_and_keeps_its_log_alone(tmp_path, tmp_path_factory, encoder, split, tests):
+def test_a_smoke_run_measures_what_the_split_asks_and_keeps_nothing(tmp_path, tmp_path_factory, encoder, split, tests):
     words = ["run", EXPERIMENT, "--no-notebook", "-p", f"encoder={encoder}", "-p", f"split={split}"]
     hidden = {**os.environ, "PYTHONPATH": without(tmp_path_factory.mktemp("path"), *JUPYTER)}
     done = subprocess.run([sys.executable, "-m", "rvnnbook", *map(str, words)], cwd=tmp_path, env=hidden, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
     assert re.findall(r"'generated, ([\w ]+)': \{'accuracy': [01]\.", done.stdout) == ["held out", *tests]
-    assert "'finished': True" in done.stdout and [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".log"]
+    assert "'finished': True" in done.stdout and not any(path.is_file() for path in tmp_path.rglob("*"))

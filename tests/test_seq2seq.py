@@ -381,6 +381,6 @@ def test_it_learns_to_sort():
     model = Seq2Seq(create_encoder("bilstm", dim=32), len(words))
     judge = partial(evaluate_seq2seq, dealt=BucketLoader(parts.validation, 80, rows), longest=4)
     outcome = train(model, BucketLoader(parts.train, 32, rows, seed=0), judge, loss=seq2seq_loss, learning_rate=2e-2,
-                    steps=190, check_every=95, patience=None, progress=False)
+                    steps=190, check_every=95, patience=None)
     assert outcome.best["exact_match"] > .5 and outcome.best["nll"] < .5
     assert evaluate_seq2seq(model, BucketLoader(parts.test, 80, rows), 4)["exact_match"] > .4

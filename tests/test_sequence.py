@@ -262,7 +262,7 @@ def test_the_training_loop_takes_it():
     def judge(model): return evaluate_sequences(model, BucketLoader(music.validation, 16, collate_music))
     before = judge(model)["nll"]
     out = train(model, BucketLoader(music.train, 16, collate_music, seed=0, length=len), judge, loss=sequence_loss, steps=20,
-                optimizer="adamw", learning_rate=2e-2, progress=False)
+                optimizer="adamw", learning_rate=2e-2)
     assert judge(model)["nll"] == pytest.approx(min(row["nll"] for row in out.history)) and judge(model)["nll"] < before / 3
 
 

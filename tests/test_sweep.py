@@ -2,31 +2,32 @@
 import itertools
 import json
 import os
-import platform
-import re
 import random
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.run import hold, holder, recorded_runs
+from rvnnbook.lab.run import holder, recorded_runs
 from rvnnbook.lab.records import identity, latest, read_records
-from rvnnbook.lab.settings import check_parameters, open_notebook, parse_value
-from rvnnbook.lab.sweep import (Attempt, Order, SweepError, SweepPlan, SweepTask, attempt_run, check_sweep_settings, check_tasks, command_of,
-                                last_attempt, make_plan, outcome, poll_states, read_sweep_text, rows, stop_sweep)
+from rvnnbook.lab.settings import ParameterError, check_model, check_parameters, open_notebook, parse_value
+from rvnnbook.lab.sweep import (Order, SweepSettings, SweepTask, attempt_run, check_tasks, command_of, make_plan, outcome, poll_states,
+                                read_sweep_text, rows)
 
 ROOT = Path(__file__).resolve().parents[1]
 # A run without PyTorch: it counts to `steps` in a file, goes on from there, and leaves a record whose number depends on every step.
 LIGHT = {
     "parameters": "profile = 'smoke'\nseed = 0\nsteps = 40\ntrouble = 'none'\nminutes = 0.0",
     "gate": "from rvnnbook.lab.settings import strict\nrun = strict(globals(), {'smoke': {}, 'cpu': {}}, seed=range(99), steps=range(1, 999),"
-            " trouble={'none', 'raise', 'die', 'later', 'stop', 'refuse', 'deaf'}, minutes=(0, 99))",
+            " trouble={'none', 'raise', 'die', 'later', 'stop', 'refuse'}, minutes=(0, 99))",
     "run": """
 import json, os, signal, sys, time
 from datetime import datetime, timezone
@@ -52,7 +53,6 @@ while state[0] < run.steps:
     if state[0] == 5 and run.trouble != "none":
         starts = len((folder / "starts").read_text().split())
         if run.trouble in ("raise", "die", "refuse"): (folder / "state").unlink()
-        if run.trouble == "deaf": signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if run.trouble == "raise": 1 / 0
         if run.trouble == "die": os.kill(os.getpid(), 9)
         if run.trouble == "later" and starts < 3: (folder / "state").unlink(); 1 / 0
@@ -155,11 +155,11 @@ def until(condition, seconds=60):
     ({"grid": {"seed": []}}, "grid is {'seed': []}: List should have at least 1 item"),
     ({"zip": {"seed": [1], "steps": [1, 2]}}, "all of one length"),
     ({"grd": {}, "retries": 0, "limit": -1}, "retries is 0: Input should be greater than or equal to 1; limit is -1: Input should be greater than or"),
-    ({"workers": "many"}, "workers is 'many': Input should be 'cores' or 'gpus' or Input should be a valid integer"), ({"workers": True}, "workers is True"), ({"retries": 0}, "retries is 0"),
+    ({"workers": "many"}, "workers is 'many': Input should be 'cores' or Input should be a valid integer"), ({"workers": True}, "workers is True"), ({"retries": 0}, "retries is 0"),
     ({"backoff": -1}, "backoff is -1"), ({"limit": "1h"}, "limit is '1h'"), ({"notebook": 1}, "notebook is 1"),
-    ({"grid": {"seed": [0, 100]}}, "run 2 (seed=100): seed = 100 is out of range"),
+    ({"grid": {"seed": [0, 100]}}, "run 2 (seed=100): seed is 100: Input should be less than 99"),
     ({"grid": {"sede": [0]}}, "Did you mean 'seed'?"),
-    ({"grid": {"seed": ["0"]}}, "seed = '0' is of type str"),
+    ({"grid": {"seed": ["0"]}}, "seed is '0': Input should be a valid integer"),
     ({"list": [{"seed": 1}, {"steps": 40, "seed": 1}]}, "is the same as run 1"),
     ({"list": [{"seed": 1}, {"minutes": 5, "seed": 1}]}, "is the same as run 1"),
     ({"grid": {"seed": [1]}, "parameters": {"seed": 2}}, "'seed' is given in two places"),
@@ -170,7 +170,7 @@ def test_a_sweep_that_cannot_be_meant_is_refused_before_anything_starts(clone, m
     monkeypatch.chdir(clone)
     write(clone, **asked)
     before = files(clone)
-    with pytest.raises(SweepError) as error:
+    with pytest.raises(ParameterError) as error:
         make_plan("some.json")
     assert said in str(error.value) and "\n" not in str(error.value) and str(error.value).startswith("some.json: ")
     assert files(clone) == before
@@ -187,11 +187,11 @@ def test_the_sweeps_of_the_readme_are_accepted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text, said", [
-    ("a: 1\na: 2", "'a' stands twice"), ("a: [1", "no YAML"), ("a: {b: 1, b: 2}", "'b' stands twice"), ("", "a sweep file is a table"),
+    ("a: 1\na: 2", "'a' stands twice"), ("a: [1", "no YAML"), ("a: {b: 1, b: 2}", "'b' stands twice"), ("", "Input should be a valid dictionary"),
     ("a: &x [*x]", "no YAML"), ("? [1]\n: 2", "no YAML"), ("a: 1\n\tb: 2", "no YAML")])
 def test_broken_yaml_is_an_error_in_one_line(text, said):
-    with pytest.raises(SweepError, match=said) as error:
-        check_sweep_settings(read_sweep_text(text))
+    with pytest.raises(ParameterError, match=said) as error:
+        check_model(SweepSettings, read_sweep_text(text))
     assert "\n" not in str(error.value)
 
 
@@ -209,8 +209,8 @@ lists = st.dictionaries(names, st.lists(st.integers(), min_size=1, max_size=3), 
 def test_rows_are_the_product_or_refused(grid, listed, zipped):
     zipped = {name: values[:1] * 2 for name, values in zipped.items()}
     try:
-        found = rows(check_sweep_settings({"experiment": "x", "grid": grid, "list": listed, "zip": zipped}))
-    except SweepError:
+        found = rows(check_model(SweepSettings, {"experiment": "x", "grid": grid, "list": listed, "zip": zipped}))
+    except ParameterError:
         assert any(set(one) & set(other) for one, other in itertools.combinations([grid, zipped], 2)) or any(
             set(row) & (set(grid) | set(zipped)) for row in listed)
         return
@@ -223,7 +223,7 @@ def test_rows_are_the_product_or_refused(grid, listed, zipped):
 
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()))
 def test_a_value_arrives_as_it_was_asked_for(value):
-    plan = type("plan", (), {"experiment": "x", "settings": {"notebook": True}})
+    plan = type("plan", (), {"experiment": "x", "settings": {"notebook": True, "limit": None}})
     got = parse_value(command_of(plan, SweepTask("", "", {"name": value}))[-1].removeprefix("name="))
     assert got == value and type(got) is type(value)
 
@@ -247,81 +247,27 @@ def test_records_of_this_book_are_recognised():
 
 # States
 
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.sampled_from([0, 1, 2, 75, -9, 3]), min_size=1, max_size=3), st.data())
-def test_a_damaged_log_never_makes_a_run_finished(tmp_path_factory, codes, data):
-    folder = tmp_path_factory.mktemp("sweep")
-    (folder / "logs").mkdir()
-    log = folder / "logs" / "a.txt"
-    content = bytearray(b"".join(b"a line\n\n[exit status %d] said\n" % code for code in codes))
-    place = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content = content[:place]
-    else:
-        content[place] ^= 1 << data.draw(st.integers(0, 7))
-    log.write_bytes(content)
-    assert last_attempt(log) is None or type(last_attempt(log)) is Attempt
-    plan = make_plan_of([SweepTask("a", "a", {}, folder / "lock")], folder)
-    assert poll_states(plan)["a"].word != "finished"           # there is no record
-    with open(log, "ab") as file:
-        file.write(b"\n[exit status 1] broken\n")
-    assert last_attempt(log) == (1, "broken")             # the next attempt is read
-
-
-def make_plan_of(tasks, folder):
-    return SweepPlan("no_such_experiment", folder, check_sweep_settings({"experiment": "x"}), tasks, frozenset())
-
-
-def test_a_dead_worker_is_a_failure():
+def test_a_dead_worker_is_a_failure(tmp_path):
     from concurrent.futures import Future
     future = Future()
     future.set_exception(OSError("No space left\non device"))
-    assert outcome(future) == (1, "OSError: No space left on device")
-
-
-def test_the_process_number_of_an_earlier_holder_is_not_used(tmp_path):
-    "The number of a process may be used again when the lock is taken again."
-    path, other = tmp_path / "a.lock", subprocess.Popen(["sleep", "60"])
-    try:
-        os.close(hold(path))
-        path.write_text(f"{other.pid} {platform.node()}")
-        plan = make_plan_of([SweepTask("a", "a", {}, path)], tmp_path)
-        assert holder(path) is None and "0 left-over" in stop_sweep(plan) and other.poll() is None
-        lock = hold(path)
-        path.write_text(f"{other.pid} another-machine")
-        assert holder(path) == 0 and "0 left-over" in stop_sweep(plan) and other.poll() is None
-        os.close(lock)
-    finally:
-        other.kill()
-        other.wait()
-
-
-def test_stopping_skips_ended_processes(tmp_path):
-    gone, other = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
-    gone.wait()
-    locks = []
-    for name, process in (("a", gone), ("b", other)):
-        locks.append(hold(tmp_path / f"{name}.lock"))
-        (tmp_path / f"{name}.lock").write_text(f"{process.pid} {platform.node()}")
-    try:
-        stop_sweep(make_plan_of([SweepTask(name, name, {}, tmp_path / f"{name}.lock") for name in "ab"], tmp_path))
-        assert other.wait(10) == -signal.SIGTERM
-    finally:
-        other.kill()
-        for lock in locks:
-            os.close(lock)
+    assert outcome(future, tmp_path / "stop") == ("failed", "OSError: No space left on device")
 
 
 def test_an_error_of_the_sweep_itself_stops_its_runs(clone, monkeypatch):
-    import rvnnbook.lab.sweep as module
+    from rvnnbook.lab.sweep import sweep as make
     monkeypatch.chdir(clone)
     plan = make_plan(write(clone, workers=2, grid={"seed": [0, 1]}, parameters={"steps": 998}))
-    def full(states):
-        if steps_done(clone) > 20:
-            raise OSError(28, "No space left on device")
-    with pytest.raises(OSError, match="No space left"):
-        module.sweep(plan, show=full)
-    assert steps_done(clone) < 1996 and not results(clone)
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+    before = signal.signal(signal.SIGUSR1, fail)
+    threading.Thread(target=lambda: until(lambda: steps_done(clone) > 20) and os.kill(os.getpid(), signal.SIGUSR1)).start()
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            make(plan)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert steps_done(clone) < 1996 and not results(clone) and left_over(clone) == []
 
 
 def test_a_run_that_starts_below_the_root_sees_the_records(clone, monkeypatch):
@@ -333,8 +279,9 @@ def test_a_run_that_starts_below_the_root_sees_the_records(clone, monkeypatch):
     for place in (clone, clone / "nbs"):
         command = command_of(plan, plan.tasks[0])
         command[4] = str(clone / plan.experiment)
-        attempt = attempt_run(Order(plan.tasks[0].key, command, plan.folder, {"PYTHONPATH": str(ROOT)}, str(place)))
-        assert attempt.code == 0 and attempt.message == "this run has a record"
+        log = clone / "log.txt"
+        state = attempt_run(Order(command, log, clone / "stop", {"PYTHONPATH": str(ROOT)}, str(place)))
+        assert state == ("finished", "") and log.read_text().endswith("this run has a record\n")
     assert len(results(clone)) == 1
     (clone / "nbs/results/light.jsonl").unlink()
     assert poll_states(plan)[plan.tasks[0].key].word == "to do"
@@ -343,16 +290,15 @@ def test_a_run_that_starts_below_the_root_sees_the_records(clone, monkeypatch):
 
 # Real runs
 
-def attempts(clone, name="some"):
-    "How often each run was tried, by the logs."
-    return sorted(log.read_text().count("\n[exit status ") for log in clone.glob(f"runs/sweeps/{name}/logs/*.txt"))
+def attempts(clone):
+    "How often each run was tried."
+    return sorted(len(path.read_text().split()) for path in clone.glob("runs/light-*/starts"))
 
 
 def test_a_sweep_tries_again_gives_up_and_goes_on(clone):
     file = write(clone, list=[{"seed": 0}, {"seed": 1}] + [{"trouble": word} for word in ("raise", "die", "later", "refuse", "stop")])
     code, out, said = sweep(clone, file, "--dry-run")
     assert code == 0 and out.endswith("7 to do\n") and "runs" not in os.listdir(clone)
-    assert re.match(r"\w+, profile \w+; workers: \w+; logs in \S+\n", out)
     code, out, said = sweep(clone, file)
     assert code == 75 and said.startswith("rvnnbook: stopped") and said.count("\n") == 1, said
     lines = {line.split("  ")[0].strip(): line for line in out.splitlines()}
@@ -360,8 +306,9 @@ def test_a_sweep_tries_again_gives_up_and_goes_on(clone):
     assert all("  failed  " in lines[f"trouble={word}"] for word in ("raise", "die"))
     assert "refused" in lines["trouble=refuse"] and "finished" in lines["trouble=later"] and "stopped" in lines["trouble=stop"]
     assert attempts(clone) == [1, 1, 1, 1, 3, 3, 3]
-    shown = sweep(clone, file, "--status")[1]
-    assert [line.split()[1] for line in shown.splitlines()[1:8]] == [line.split()[1] for line in out.splitlines()[:7]]
+    logs = "".join(path.read_text() for path in (clone / "runs/sweeps/some").glob("*.txt"))
+    assert logs.count("Traceback") == 5 and logs.count("rvnnbook: ") == 7
+    assert sweep(clone, file, "--status")[1].splitlines()[-1] == "3 finished, 4 to do"
     assert len(results(clone)) == 3 and {"value": value(1), "count": 1} in [found["count"] for found in results(clone).values()]
     code, out, _ = sweep(clone, file)                    # what was stopped goes on, and what failed is tried again
     assert code == 1 and attempts(clone) == [1, 1, 2, 2, 3, 6, 6] and len(results(clone)) == 4
@@ -388,18 +335,16 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(clone):
     assert sweep(clone, file)[0] == 0 and (files(clone), attempts(clone)) == before      # finished: nothing is begun
 
 
-def test_two_sweeps_stop_and_a_limit(clone):
+def test_two_sweeps_and_a_limit(clone):
     file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900})
     process = start(clone, file)
     until(lambda: steps_done(clone) > 20)
     code, _, said = sweep(clone, file)
-    assert code == 2 and f"this sweep is locked by process {process.pid} (" in said and said.count("\n") == 1
+    assert code == 75 and f"this sweep is locked by process {process.pid} (" in said and said.count("\n") == 1
     assert "begun" in sweep(clone, file, "--status")[1]
-    code, out, _ = sweep(clone, file, "--stop")
-    assert code == 0 and f"process {process.pid} is stopping" in out
+    process.terminate()
     out, said = process.communicate(timeout=60)
     assert process.returncode == 75 and said == "rvnnbook: stopped; run the same command again to resume\n" and results(clone) == {}
-    assert "no sweep of this file is running; SIGTERM sent to 0 left-over runs" in sweep(clone, file, "--stop")[1]
     made = steps_done(clone)
     code, out, said = sweep(clone, write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900}, limit=2))
     assert code == 75 and made <= steps_done(clone) < 1800 and "stopped" in out, (out, said)
@@ -415,47 +360,17 @@ def test_a_signal_ends_the_sweep_and_its_runs_save_themselves(clone, number):
     assert 20 < steps_done(clone) < 300 and results(clone) == {}
 
 
-def test_a_second_signal_ends_the_runs_at_once(clone):
-    "They do not hear the first; the sweep stays, writes their end down, and goes on when it is asked for again."
-    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900, "trouble": "deaf"}, workers=2)
-    process = start(clone, file)
-    until(lambda: steps_done(clone) > 60)
-    for _ in range(3):
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        time.sleep(1)
-    out, said = process.communicate(timeout=60)
-    assert process.returncode == 75 and said == "rvnnbook: stopped; run the same command again to resume\n" and "2 stopped" in out, (out, said)
-    assert "their records" not in out and 60 < steps_done(clone) < 1500
-    assert sweep(clone, file)[0] == 0 and len(results(clone)) == 2
-
-
-def test_a_run_that_was_killed_with_its_sweep_counts_as_stopped(clone):
+def test_a_run_that_was_killed_with_its_sweep_goes_on(clone):
     file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900}, workers=2)
     process = start(clone, file)
     until(lambda: steps_done(clone) > 20)
-    out = sweep(clone, file, "--status")[1]
-    keys = [log.stem for log in clone.glob("runs/sweeps/some/logs/*.txt")]
-    assert out.count("begun") == 3 and len(keys) == 2 and all(f"logs/{key}.txt" in out for key in keys)       # two runs and the sum
+    assert "2 begun" in sweep(clone, file, "--status")[1]
     process.kill()
     process.communicate()
     assert "2 begun" in sweep(clone, file, "--status")[1]             # they go on without it
     for process in left_over(clone):
         os.kill(process, signal.SIGKILL)
-    until(lambda: "2 stopped" in sweep(clone, file, "--status")[1])
-    assert sweep(clone, file)[0] == 0 and len(results(clone)) == 2
-
-
-def test_a_sweep_that_is_gone_leaves_runs_that_can_be_stopped_or_waited_for(clone):
-    file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 300}, workers=2)
-    process = start(clone, file)
-    until(lambda: steps_done(clone) > 20)
-    process.kill()
-    process.communicate()
-    assert "no sweep of this file is running; SIGTERM sent to 2 left-over runs" in sweep(clone, file, "--stop")[1]
-    until(lambda: "0 left-over" in sweep(clone, file, "--stop")[1])
-    made = steps_done(clone)
-    assert made < 600 and results(clone) == {}
+    until(lambda: "2 to do" in sweep(clone, file, "--status")[1])
     assert sweep(clone, file)[0] == 0 and len(results(clone)) == 2
 
 
@@ -479,7 +394,7 @@ def test_smoke_stays_below_build_and_progress_off_a_terminal_is_silent(clone):
     assert all(name.startswith("build/") for name in set(files(clone)) - set(before))
     write(clone, profile=None, grid={"seed": [0, 1]})                  # the notebook says smoke where the file says nothing
     code, out, _ = sweep(clone, file)
-    assert code == 0 and "smoke runs leave no record" in out
+    assert code == 0 and out.endswith("all runs are finished\n")
     assert all(name.startswith("build/") for name in set(files(clone)) - set(before))
 
 
@@ -503,7 +418,7 @@ def test_progress_on_a_terminal_is_one_line(clone):
             break
     assert process.wait() == 0
     lines = shown.decode().replace("\x1b[K", "").split("\r")
-    assert any(re.search(r"1/2 .*(to do=1, finished=1|finished=1, to do=1)", line) for line in lines), lines
+    assert any(" 1/2 " in line for line in lines) and any(" 2/2 " in line for line in lines), lines
     assert shown.count(b"\n") == 1
 
 
@@ -540,15 +455,16 @@ def test_ray_loses_a_worker_and_no_run(clone, monkeypatch, two_nodes):
     from rvnnbook.lab.sweep import sweep as make
     monkeypatch.chdir(clone)
     plan = make_plan(write(clone, grid={"seed": [0, 1, 2]}, parameters={"steps": 200}))
-    workers = set()
+    workers = []
 
-    def show(states):
-        if workers or steps_done(clone) < 20:
-            return
-        for run in left_over(clone):
-            workers.add(int(Path(f"/proc/{run}/stat").read_text().rpartition(")")[2].split()[1]))
+    def strike():
+        until(lambda: steps_done(clone) > 20)
+        workers.extend(psutil.Process(run).ppid() for run in left_over(clone))
         os.kill(min(workers), signal.SIGKILL)
-    found = make(plan, engine="ray", address=two_nodes, show=show)
+    thread = threading.Thread(target=strike)
+    thread.start()
+    found = make(plan, engine="ray", address=two_nodes)
+    thread.join()
     assert workers and [state.word for state in found.values()] == ["finished"] * 3
     assert sorted(found["count"]["value"] for found in results(clone).values()) == sorted(value(seed, 200) for seed in range(3))
 
@@ -597,7 +513,7 @@ def test_a_preempted_job_is_requeued_and_goes_on(clone, number):
     out, said = process.communicate(timeout=120)
     assert process.returncode == 0 and out.endswith("all runs are finished\n"), (out, said)
     assert [found["count"]["value"] for found in results(clone).values()] == [value(0, 400)]
-    log, = (clone / "runs/sweeps/some/logs").iterdir()
+    log, = (clone / "runs/sweeps/some").glob("*.txt")
     assert len((clone / "runs").glob("light-*/starts").__next__().read_text().split()) == 2, log.read_text()     # it went on
 
 

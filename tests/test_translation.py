@@ -55,9 +55,9 @@ def test_the_gate_takes_every_task_and_profile(variant):
 
 
 @pytest.mark.parametrize("given, said", [
-    ({"task": "en_de"}, "task = 'en_de' is out of range; it takes one of 'de_en', 'en_vi'"), ({"variant": "iru"}, "variant = 'iru'"),
-    ({"depth": 4}, "depth = 4 is out of range"), ({"dim": 30}, "a multiple of heads"), ({"dim": 9, "heads": 3}, "dim must be even"),
-    ({"base": "lstm"}, "unknown parameter 'base'"), ({"beam": 0}, "beam = 0"), ({"smoothing": 1.0}, "smoothing = 1.0 is out of range")])
+    ({"task": "en_de"}, "task is 'en_de': Input should be 'de_en' or 'en_vi'"), ({"variant": "iru"}, "variant is 'iru'"),
+    ({"depth": 4}, "depth is 4: Input should be"), ({"dim": 30}, "a multiple of heads"), ({"dim": 9, "heads": 3}, "dim must be even"),
+    ({"base": "lstm"}, "unknown parameter 'base'"), ({"beam": 0}, "beam is 0"), ({"smoothing": 1.0}, "smoothing is 1.0: Input should be")])
 def test_the_gate_refuses(given, said):
     with pytest.raises(ParameterError) as error:
         check_parameters(NOTEBOOK, given)
@@ -205,10 +205,10 @@ def test_what_stands_for_rare_words_is_never_written(page):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_smoke_run_without_jupyter_leaves_its_log_alone(tmp_path, tmp_path_factory, variant):
+def test_a_smoke_run_without_jupyter_leaves_nothing(tmp_path, tmp_path_factory, variant):
     words = ["run", EXPERIMENT, "--no-notebook", "-p", f"variant={variant}", "-p", "epochs=2"]
     hidden = {**os.environ, "PYTHONPATH": without(tmp_path_factory.mktemp("path"), *JUPYTER)}
     done = subprocess.run([sys.executable, "-m", "rvnnbook", *map(str, words)], cwd=tmp_path, env=hidden, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stderr
     assert re.search(r"\{'made, validation': [\d.]+, 'made, test': [\d.]+\}", done.stdout), done.stdout
-    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".log"]
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))

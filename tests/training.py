@@ -35,7 +35,7 @@ def go(folder=None, model=None, examples=EXAMPLES[30:70], size=8, judge=judge, *
     "Train for 25 steps, checked at every fourth and saved at every one; options change that."
     model = model or make_model()
     options = {"steps": 25, "check_every": 4, "learning_rate": 1e-2, "patience": None, "save_every": 0.0,
-               "halve_after": 1, "progress": False, **options}
+               "halve_after": 1, **options}
     return model, train(model, BucketLoader(examples, size, collate_listops, seed=1), judge, folder=folder, **options)
 
 

@@ -3,11 +3,10 @@
 # %% auto #0
 __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'LISTOPS_LENGTHS', 'RecordError', 'digest', 'identity',
            'code_hash', 'loaded_modules', 'code_hashes', 'Leg', 'Record', 'validate', 'signature', 'libraries',
-           'peak_memory', 'git_state', 'processor', 'machine', 'new_record', 'now_in_utc', 'Trace', 'validate_trace',
-           'make_trace', 'end_to_end', 'results_folder', 'trace_path', 'append', 'current_names', 'scan',
-           'read_records', 'read_trace', 'check_results', 'check_weights', 'Merged', 'merge_records', 'changed_modules',
-           'sittings', 'select', 'latest', 'ListOpsRun', 'listops_runs', 'as_frame', 'load', 'query_records',
-           'results_table', 'aligned', 'write_csv', 'write_parquet']
+           'peak_memory', 'git_state', 'processor', 'machine', 'new_record', 'now_in_utc', 'make_trace', 'end_to_end',
+           'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records', 'read_trace',
+           'check_results', 'merge_records', 'changed_modules', 'sittings', 'select', 'latest', 'ListOpsRun',
+           'listops_runs', 'as_frame', 'load', 'query_records', 'results_table', 'aligned', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -19,17 +18,14 @@ import json
 import os
 import platform
 import re
-import reprlib
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import cache
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -106,37 +102,22 @@ def _file_hash(file, modified):              # modified: the time, so that an ed
 PROFILES = ("smoke", "cpu", "paper")         # from seconds to the papers' settings
 
 @cache
-def _has_no_path(text):    # records say the same words again and again
-    return (text.strip() != ""
-            and not re.search(r"(?:^|[\s='\"(:,])(?:~?/|\\\\|[A-Za-z]:\\)[\w.]", text))
+def _without_path(text):   # records say the same words again and again
+    if not text.strip() or re.search(r"(?:^|[\s='\"(:,])(?:~?/|\\\\|[A-Za-z]:\\)[\w.]", text):
+        raise ValueError("it must be words, and no path of a machine")
+    return text
 
-def _is_finite(value):
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-def _is_setting(value):
-    return (value is None or type(value) is bool or _is_finite(value)
-            or type(value) is str and _has_no_path(value))
-
-def _is_in_utc(text):
-    return datetime.fromisoformat(text).utcoffset() == timedelta(0)
-
-def _must_be(wanted, holds):
-    "A rule of pydantic: what a value must be, in words and as a function."
-    def check(value):
-        if not holds(value):
-            raise ValueError(f"it must be {wanted}")
-        return value
-    return AfterValidator(check)
+def _in_utc(text):
+    if datetime.fromisoformat(text).utcoffset() != timezone.utc.utcoffset(None):
+        raise ValueError("it must be a time in UTC such as 2026-01-31T12:00:00+00:00")
+    return text
 
 # %% ../../nbs/workshop/records.ipynb #d579934a
 def _pattern(regex):
     return Annotated[str, Field(pattern=f"^{regex}$")]
 
-_Words = Annotated[str, _must_be("words, and no path of a machine", _has_no_path)]
-_Time = Annotated[str, _must_be("a time in UTC such as 2026-01-31T12:00:00+00:00", _is_in_utc)]
-_Number = Annotated[Any, _must_be("a finite number", _is_finite)]
-_Setting = Annotated[Any, _must_be("a finite number, words without a path of a machine, True, "
-                                   "False or None", _is_setting)]
+_Words, _Time = (Annotated[str, AfterValidator(rule)] for rule in (_without_path, _in_utc))
+_Setting = bool | int | float | _Words | None
 _Whole, _Count = Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]
 _Amount = Annotated[float, Field(ge=0)]
 _Commit, _Hash = _pattern("[0-9a-f]{40}") | None, _pattern("[0-9a-f]{12}")
@@ -161,26 +142,20 @@ class Leg(_Strict):
 def _consecutive(legs):
     for index, (stopped, leg) in enumerate(zip([0, *(leg.to_step for leg in legs)], legs)):
         if not stopped == leg.from_step <= leg.to_step:
-            raise ValueError(f"legs[{index}] goes from step {leg.from_step} to {leg.to_step}; "
+            raise ValueError(f"leg {index} goes from step {leg.from_step} to {leg.to_step}; "
                              f"what came before it stopped at {stopped}")
     return legs
 
 # %% ../../nbs/workshop/records.ipynb #a3913e16
 def _in_range(scores):
     for name, value in scores.items():
-        if name == "count" and not (type(value) is int and value >= 1):
-            raise ValueError(f"{name} is {value!r}; it must be a whole number from 1")
+        if name == "count" and not (value >= 1 and value == int(value)):
+            raise ValueError(f"{name} is {value:g}; it must be a whole number from 1")
         if name.endswith("accuracy") and not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value!r}; it must be a share from 0 to 1")
+            raise ValueError(f"{name} is {value:g}; it must be a share from 0 to 1")
     return scores
 
-def _with_torch(versions):
-    if missing := {"python", "torch"} - versions.keys():
-        raise ValueError(f"there is no version of {', '.join(sorted(missing))}")
-    return versions
-
-_Scores = Annotated[dict[_Words, _Number], Field(min_length=1), AfterValidator(_in_range)]
-_Libraries = Annotated[dict[_Words, _Words], AfterValidator(_with_torch)]
+_Scores = Annotated[dict[_Words, float], Field(min_length=1), AfterValidator(_in_range)]
 
 class Record(_Strict):
     "One run: its parameters, code, machine and metrics."
@@ -196,7 +171,7 @@ class Record(_Strict):
     modules: _Modules
     device: _Words
     threads: _Count
-    libraries: _Libraries
+    libraries: Annotated[dict[_Words, _Words], Field(min_length=1)]
     wall_s: _Amount
     peak_memory_mb: _Amount
     metrics: Annotated[dict[_Words, _Scores], Field(min_length=1)]
@@ -208,27 +183,17 @@ class Record(_Strict):
 
 # %% ../../nbs/workshop/records.ipynb #b93abb3d
 def validate(record: dict) -> dict:    # JSON data -> the same
-    "Refuse a record with a field missing, unknown or out of range."
-    _conform("the record", Record, record)
-    if (record["commit"] is None) != (record["dirty"] is None):
-        raise RecordError("commit and dirty must be known together or not at all")
+    "Refuse a record with fields missing, unknown or out of range, or that was changed by hand."
+    try:
+        Record.model_validate(record)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        raise RecordError("; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+                                    for fault in faults)) from None
     if record["id"] != signature(record):
         raise RecordError(f"id is {record['id']}, but the content gives {signature(record)}: "
                           "the record was changed after it was written")
     return record
-
-def _conform(name, schema, content):
-    "Refuse content that does not follow a schema; report the first fault and the number of others."
-    try:
-        schema.model_validate(content)
-    except ValidationError as error:
-        fault, *more = error.errors(include_url=False)
-        first, *rest = fault["loc"] or [name]
-        place = str(first) + "".join(f"[{part!r}]" for part in rest)
-        message = {"missing": "is missing", "extra_forbidden": "is not a known field"}.get(
-            fault["type"], f"is {reprlib.repr(fault['input'])}: "
-            + fault["msg"].removeprefix("Value error, "))
-        raise RecordError(f"{place} {message}" + f" (and {len(more)} more)" * bool(more)) from None
 
 def signature(record: dict) -> str:    # with or without an id -> 16 hexadecimal digits
     "The id that a record's content gives; the time of recording makes it unique."
@@ -239,22 +204,17 @@ LIBRARIES = ("torch", "numpy", "accelerate", "pytorch-optimizer", "safetensors")
 
 def libraries() -> dict[str, str]:           # name -> version
     "Versions of Python and of those installed libraries that can change a result."
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return found
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {"python": platform.python_version(),
+            **{name: installed[name] for name in LIBRARIES if name in installed}}
 
 def peak_memory() -> float:                  # megabytes
     "The most memory held so far: of the GPU where one is in use, of this process otherwise."
-    torch = sys.modules.get("torch")
+    torch, status = sys.modules.get("torch"), Path("/proc/self/status")
     if torch and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 1e6
-    with suppress(OSError):                # Linux: the usage below begins with that of the parent
-        status = Path("/proc/self/status").read_text()
-        return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024 / 1e6
+    if status.exists():                    # Linux: the usage below begins with that of the parent
+        return int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) * 1024 / 1e6
     import resource
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6        # macOS: in bytes
 
@@ -316,28 +276,7 @@ def now_in_utc() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 # %% ../../nbs/workshop/records.ipynb #ad51b3c1
-POINTS = 200               # most points of a curve, and most samples
-
-def _in_step(curve):
-    steps = curve.get("step", [None])
-    if not all(type(step) is int and step >= 0 for step in steps) or sorted({*steps}) != steps:
-        raise ValueError("'step' must be whole numbers from 0, increasing")
-    for name, column in curve.items():
-        if len(column) != len(steps):
-            raise ValueError(f"{name!r} has {len(column)} numbers for {len(steps)} steps")
-    return curve
-
-_Column = Annotated[list[_Number | None], Field(max_length=POINTS)]
-
-class Trace(_Strict):
-    "What is kept of a training beside its record: its curve, and some samples as text."
-    curve: Annotated[dict[_Words, _Column], AfterValidator(_in_step)]
-    trees: Annotated[list[str], Field(max_length=POINTS)]
-
-def validate_trace(trace: dict) -> dict:               # JSON data -> the same
-    "Refuse a trace that is not a curve of at most 200 points and some samples."
-    _conform("the trace", Trace, trace)
-    return trace
+POINTS = 200               # most points of a curve
 
 def make_trace(history: Iterable[dict], trees: Iterable[str] = ()) -> dict:    # rows; texts
     "A compact trace of a training: evenly chosen rows, the first and the last among them."
@@ -345,9 +284,9 @@ def make_trace(history: Iterable[dict], trees: Iterable[str] = ()) -> dict:    #
     if len(rows) > POINTS:
         rows = [rows[round(i * (len(rows) - 1) / (POINTS - 1))] for i in range(POINTS)]
     short = lambda x: float(f"{x:.6g}") if isinstance(x, float) else x
-    return validate_trace({"trees": list(trees), "curve": {
+    return {"trees": list(trees), "curve": {
         name: [short(row.get(name)) for row in rows] for name in dict.fromkeys(
-            name for row in rows for name in row)}})
+            name for row in rows for name in row)}}
 
 # %% ../../nbs/workshop/records.ipynb #b9e89501
 def end_to_end(stages: Iterable) -> tuple[list, list]:     # what lab.train.train gave, in order
@@ -370,9 +309,6 @@ def results_folder(profile: str = "cpu", start: str = ".") -> Path:    # start: 
             return folder / ("build" if profile == "smoke" else "nbs") / "results"
     raise RecordError("there is no clone of the book here, and the records are in its nbs/results; "
                       "change to a clone, or say in which folder the results are")
-
-def _is_committed(folder):
-    return Path(folder).resolve().parts[-2:] == ("nbs", "results")
 
 def trace_path(record: dict, folder: Path) -> Path:    # folder: that of the record's file
     "Where the trace of a record is kept."
@@ -408,10 +344,10 @@ def append(record: dict, trace: dict | None = None, folder: Path | None = None) 
     "Add a record, and its trace, to the file of its experiment, whole or not at all."
     from rvnnbook.data.listops import write_whole
     validate(record)
-    if record["trace"] != (None if trace is None else digest(validate_trace(trace), 12)):
+    if record["trace"] != (None if trace is None else digest(trace, 12)):
         raise RecordError("the record was made with another trace than the one given")
     folder = Path(folder or results_folder(record["profile"]))
-    if record["profile"] == "smoke" and _is_committed(folder):
+    if record["profile"] == "smoke" and folder.resolve().parts[-2:] == ("nbs", "results"):
         raise RecordError("a smoke run is no result: it may not be added to nbs/results")
     path = folder / f"{record['experiment']}.jsonl"
     if os.environ.get("RVNNBOOK_RECORDED") or int(os.environ.get("RANK", 0)) > 0:
@@ -457,8 +393,6 @@ def _scan(path):
             record = json.loads(line)
             if record["experiment"] != path.stem:
                 raise RecordError(f"experiment is {record['experiment']!r}, in this file")
-            if record["profile"] == "smoke" and _is_committed(path.parent):
-                raise RecordError("a smoke run is no result")
             record |= {name: current_names(record[name]) for name in ("metrics", "rule")}
             found[record["id"]] = record, line + b"\n"      # a merge may bring a line twice
         except RecordError as error:
@@ -471,12 +405,8 @@ def _scan(path):
 @cache
 def _check_line(line):
     "Refuse a line that is not a valid record; a line is validated once in a process."
-    def refuse(word):
-        raise RecordError(f"{word} is no number that a record may hold")
     try:
-        content = json.loads(line.decode(), parse_constant=refuse)
-    except RecordError:
-        raise
+        content = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not a whole JSON line ({error})") from None
     validate(content)
@@ -497,13 +427,13 @@ def read_trace(record: dict, folder: Path | None = None) -> dict:      # {"curve
     path = trace_path(record, folder or results_folder())
     try:
         trace = json.loads(path.read_text())
+        if digest(trace, 12) != record["trace"]:
+            raise ValueError("it is not the trace that was recorded")
     except FileNotFoundError:
         raise RecordError(f"traces/{path.name} is missing") from None
     except ValueError as error:
         raise RecordError(f"traces/{path.name} is damaged ({error})") from None
-    if _hash(json.dumps(trace, sort_keys=True), 12) != record["trace"]:
-        raise RecordError(f"traces/{path.name} is not the trace that was recorded")
-    return validate_trace({**trace, "curve": current_names(trace["curve"])})
+    return {**trace, "curve": current_names(trace["curve"])}
 
 # %% ../../nbs/workshop/records.ipynb #599e8dfd
 def check_results(folder: Path | None = None, experiment: str | None = None) -> list[str]:
@@ -523,27 +453,9 @@ def check_results(folder: Path | None = None, experiment: str | None = None) -> 
     return wrong + [f"traces/{path.name} belongs to no valid record" for path in strays
                     if path.stem not in known]
 
-# %% ../../nbs/workshop/records.ipynb #85f58b63
-def check_weights(folder: Path | None = None) -> list[str]:    # the package's; faults in words
-    "Compare the weights that come with the book with their checksums."
-    folder = Path(folder or str(importlib.resources.files("rvnnbook") / "weights"))
-    lines = map(str.split, (folder / "SHA256SUMS").read_text().splitlines())
-    sums = {name: checksum for checksum, name in lines}
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-             for path in folder.glob("*.safetensors")}
-    return [f"weights/{name}: its checksum is {found.get(name, 'missing')}, "
-            f"that in SHA256SUMS {sums.get(name, 'missing')}"
-            for name in sorted(sums | found) if found.get(name) != sums.get(name)]
-
 # %% ../../nbs/workshop/records.ipynb #8cf41d33
-class Merged(NamedTuple):
-    "What a merge did."
-    added: list        # records
-    refused: list      # what could not be believed, in words
-    conflicts: list    # runs that came out differently, in words
-
-def merge_records(sources: Iterable[Path], folder: Path | None = None) -> Merged:
-    "Add the records and traces of other machines' folders or clones, each of them once."
+def merge_records(sources: Iterable[Path], folder: Path | None = None) -> tuple[list, list]:
+    "Add the records and traces of other folders or clones: those added, and refusals in words."
     folder, added, refused = Path(folder or results_folder()), [], []
     for source in map(Path, sources):
         inner = source / "nbs" / "results"
@@ -561,7 +473,7 @@ def merge_records(sources: Iterable[Path], folder: Path | None = None) -> Merged
                 except RecordError as error:
                     refused.append(f"{source.name}/{path.name}: record {key}: {error}")
             added += [lines[key][0] for key in _add_lines(folder / path.name, new)]
-    return Merged(added, refused, _conflicts(added, folder))
+    return added, refused
 
 def _take_trace(record, source, folder):
     "Bring the trace of a record that may be merged."
@@ -573,20 +485,6 @@ def _take_trace(record, source, folder):
         text, place = trace_path(record, source).read_bytes(), trace_path(record, folder)
         if not (place.is_file() and place.read_bytes() == text):
             write_whole(place, text)
-
-# %% ../../nbs/workshop/records.ipynb #bee4fe83
-def _run_of(record):
-    return identity(record["experiment"], record["parameters"], record["seed"])
-
-def _conflicts(added, folder):
-    "Runs among these records of which the folder has other numbers as well, in words."
-    wanted, outcomes = {_run_of(record): record for record in added}, {}
-    for experiment in sorted({record["experiment"] for record in added}):
-        for record in scan(folder / f"{experiment}.jsonl")[0]:
-            outcomes.setdefault(_run_of(record), {})[record["id"]] = digest(record["metrics"], 12)
-    return [f"{wanted[run]['experiment']}: a run with seed {wanted[run]['seed']} has "
-            f"{len(set(found.values()))} different results: records {', '.join(found)}"
-            for run, found in outcomes.items() if run in wanted and len(set(found.values())) > 1]
 
 # %% ../../nbs/workshop/records.ipynb #daf48521
 def changed_modules(record: dict) -> list[str]:
@@ -610,8 +508,9 @@ def latest(records: Iterable[dict]) -> list[dict]:             # one for each id
     "Of several records of the same run, the one recorded last."
     last = {}
     for record in sorted(records, key=lambda r: datetime.fromisoformat(r["recorded"])):
-        last.pop(_run_of(record), None)
-        last[_run_of(record)] = record
+        run = identity(record["experiment"], record["parameters"], record["seed"])
+        last.pop(run, None)
+        last[run] = record
     return list(last.values())
 
 # %% ../../nbs/workshop/records.ipynb #3ae95311
@@ -662,11 +561,10 @@ def load(experiment: str | None = None, where: str | None = None, folder: Path |
     frame = as_frame(read_records(experiment, folder))
     return frame if where is None else frame[_holds(frame, where)]
 
-def query_records(records: Sequence[dict], conditions: Iterable[str]) -> list[dict]:
-    "The records for which all conditions, which are pandas queries, hold."
-    frame = as_frame(records) if records and conditions else None      # without records, no names
-    chosen = [_holds(frame, condition) for condition in conditions] if records else []
-    return [record for record, *held in zip(records, *chosen) if all(held)]
+def query_records(records: Sequence[dict], where: str) -> list[dict]:
+    "The records for which a pandas query holds."
+    held = _holds(as_frame(records), where) if records else []     # without records, no names
+    return [record for record, holds in zip(records, held) if holds]
 
 # %% ../../nbs/workshop/records.ipynb #c20f9a57
 def _holds(frame, condition):
@@ -687,62 +585,36 @@ def _holds(frame, condition):
         raise RecordError(f"{condition!r} is no query: {reason}") from None
 
 # %% ../../nbs/workshop/records.ipynb #f877ca4a
-def results_table(records: Iterable[dict], mean: bool = False, width: int | None = None) -> str:
-    "A line for each record, or for all its seeds; width: of the screen."
-    import pandas
-    experiments, parts = {}, []
-    for record in latest(records) if mean else records:
-        alike = ([record["profile"], _without_profile_and_seed(record["parameters"])] if mean
-                 else record["id"])
-        groups = experiments.setdefault(record["experiment"], {})
-        groups.setdefault(digest(alike, 16), []).append(record)
-    for experiment, groups in sorted(experiments.items()):
-        first = [runs[0] for runs in groups.values()]
-        parameters = pandas.DataFrame([one["parameters"] for one in first], dtype=object)
-        parameters = parameters.fillna("None").map(str)
-        words = {name for name, value in first[0]["parameters"].items() if type(value) is str}
-        parameters = parameters[[name for name in parameters
-                                 if name in words or parameters[name].nunique() > 1]]
-        found = pandas.DataFrame(map(_outcome, groups.values()))
-        found = found[[*(name for name in found if name not in ("commit", "")), "commit", ""]]
-        parameters.insert(0, "profile", [one["profile"] for one in first])
-        table = pandas.concat([parameters, found], axis=1).fillna("")
-        parts.append(f"{experiment}\n{table.to_string(index=False, line_width=width)}")
+def results_table(records: Sequence[dict], mean: bool = False) -> str:
+    "A line for each record, or for all seeds of a run, by experiment."
+    parts = []
+    for experiment in sorted({record["experiment"] for record in records}):
+        chosen = select(records, experiment=experiment)
+        frame = as_frame(latest(chosen) if mean else chosen)
+        scores = [name for name in frame if ": " in name and not name.endswith(": count")]
+        fields = {*Record.model_fields, "steps_done", "stale"}
+        parameters = [name for name in frame if name not in fields and ": " not in name
+                      and (frame[name].dtype == "string" or frame[name].nunique(dropna=False) > 1)]
+        keys = ["profile", *parameters, *["id"] * (not mean)]
+        table = frame.groupby(keys, dropna=False, sort=False).agg({
+            "seed": lambda seeds: " ".join(map(str, sorted(seeds))),
+            **dict.fromkeys(scores, _mean_text), "finished": "all", "stale": "any"}).reset_index()
+        shown = table.drop(columns=["id"] * (not mean)).astype(object).fillna("")
+        parts.append(f"{experiment}\n{shown.to_string(index=False)}")
     return "\n\n".join(parts) or "no records"
-
-# %% ../../nbs/workshop/records.ipynb #f877ca4f
-def _outcome(runs):
-    "Seeds, numbers, commits and remarks of runs that differ in nothing but the seed."
-    runs, values = sorted(runs, key=lambda record: record["seed"]), {}
-    for split, name, value in ((split, name, value) for run in runs for split, row
-                               in run["metrics"].items() for name, value in row.items()):
-        if name != "count":
-            title = split if name == "accuracy" else f"{split}: {name}"
-            values.setdefault(title, []).append(value)
-    stale = ", ".join(dict.fromkeys(name.removeprefix("rvnnbook.") for run in runs
-                                    for name in changed_modules(run)))
-    return {"seed": " ".join(str(run["seed"]) for run in runs),
-            **{title: _mean_text(several) for title, several in values.items()},
-            "commit": sittings(runs)[0], "": "; ".join(
-                [f"stale: {stale}"] * bool(stale)
-                + ["revalidated"] * any(run.get("revalidated") for run in runs)
-                + ["unfinished"] * (not all(run["finished"] for run in runs)))}
 
 def _mean_text(values):
     "A number, or mean and standard deviation of several."
-    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4g}{spread}"
+    spread = f" ± {values.std():.2g}" if values.count() > 1 else ""
+    return f"{values.mean():.4g}{spread}" if values.count() else ""
 
+# %% ../../nbs/workshop/records.ipynb #f877ca4f
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
     "The columns of a table, one below the other."
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 # %% ../../nbs/workshop/records.ipynb #24d58973
-def write_csv(records: Sequence[dict], path: Path) -> None:
-    "Records as comma-separated text, with the columns of `as_frame`."
-    as_frame(records).to_csv(path, index=False)
-
 def write_parquet(records: Sequence[dict], path: Path) -> None:
     "Records as a Parquet table; a column of words and numbers becomes one of words."
     import pyarrow             # so that its absence is the error

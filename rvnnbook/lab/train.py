@@ -2,10 +2,9 @@
 
 # %% auto #0
 __all__ = ['OPTIMIZERS', 'BETTER', 'make_optimizer', 'TrainConfig', 'copy_of', 'Run', 'classification_loss', 'gradient',
-           'TrainingError', 'step', 'check', 'pack_state', 'unpack_state', 'CheckpointError', 'write_synced',
-           'sync_folder', 'write_checkpoint', 'read_checkpoint', 'save', 'refuse_other_settings', 'restore',
-           'stop_signals', 'agree', 'Outcome', 'train', 'evaluate_classifier', 'fit_scorer', 'load_best',
-           'export_weights', 'load_weights']
+           'TrainingError', 'step', 'check', 'pack_state', 'unpack_state', 'CheckpointError', 'write_checkpoint',
+           'read_checkpoint', 'save', 'restore', 'stop_signals', 'agree', 'Outcome', 'train', 'evaluate_classifier',
+           'fit_scorer', 'export_weights']
 
 # %% ../../nbs/workshop/train.ipynb #3f7dde58
 import hashlib
@@ -171,12 +170,6 @@ def step(run: Run, value: float):    # run: with the gradient in its parameters;
     run.optimizer.zero_grad()
     run.step, run.losses = run.step + 1, [run.losses[0] + value, run.losses[1] + 1]
 
-def _progress_bar(run, shown):
-    "A bar over the steps, on the first process, where the output is a terminal."
-    from tqdm import tqdm
-    return tqdm(total=None if math.isinf(run.limit) else run.limit, initial=run.step, unit="step",
-                disable=None if shown and run.rank == 0 else True)
-
 # %% ../../nbs/workshop/train.ipynb #1f6da595
 def _evaluate(run, judge):
     "Judge the model, the same on all processes, and leave the state of random draws as it was."
@@ -242,20 +235,14 @@ def unpack_state(value, tensors: dict):        # what `pack_state` made; name ->
 class CheckpointError(ValueError):
     "A checkpoint that is damaged, or that belongs to another run."
 
-def write_synced(path: Path, payload: bytes) -> str:    # path: where to; payload: what -> its hash
-    "Write a file and wait until it is on the disk."
-    with open(path, "wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+def _sync(path):
+    "Wait until a file, or the names in a folder, are on the disk."
+    opened = os.open(path, os.O_RDONLY)
+    os.fsync(opened)
+    os.close(opened)
 
-def sync_folder(folder: Path):    # on Linux and macOS; elsewhere nothing is done
-    "Wait until the names in a folder are on the disk."
-    if os.name == "posix":
-        opened = os.open(folder, os.O_RDONLY)
-        os.fsync(opened)
-        os.close(opened)
+def _checksum(payload):
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 # %% ../../nbs/workshop/train.ipynb #f90d8f74
 def write_checkpoint(
@@ -269,11 +256,14 @@ def write_checkpoint(
     part.mkdir(parents=True)
     payloads = {f"{name}.safetensors": save(content) for name, content in tensors.items()}
     payloads["state.json"] = json.dumps(state, indent=1).encode()
-    hashes = {name: write_synced(part / name, payload) for name, payload in payloads.items()}
-    write_synced(part / "hashes.json", json.dumps(hashes, indent=1).encode())
-    sync_folder(part)
+    hashes = {name: _checksum(payload) for name, payload in payloads.items()}
+    payloads["hashes.json"] = json.dumps(hashes, indent=1).encode()
+    for name, payload in payloads.items():
+        (part / name).write_bytes(payload)
+        _sync(part / name)
+    _sync(part)
     os.replace(part, whole)
-    sync_folder(folder)
+    _sync(folder)
     for other in folder.glob("step-*"):
         if other != whole:
             shutil.rmtree(other)
@@ -293,7 +283,7 @@ def read_checkpoint(
         hashes = json.loads((whole[-1] / "hashes.json").read_bytes())
         payloads = {name: (whole[-1] / name).read_bytes() for name in hashes}
         for name, payload in payloads.items():
-            if hashlib.blake2b(payload, digest_size=16).hexdigest() != hashes[name]:
+            if _checksum(payload) != hashes[name]:
                 raise CheckpointError(f"{name} is not what was written")
         state = json.loads(payloads.pop("state.json"))
         for name in {"settings", "best_row", "history"} & state.keys():
@@ -329,16 +319,6 @@ def save(run: Run):    # at the end of a step
     run.accelerator.wait_for_everyone()      # no process reads it before it exists
 
 # %% ../../nbs/workshop/train.ipynb #e9855b64
-def refuse_other_settings(
-    now: dict, then: dict, folder: Path,    # of this call; in the checkpoint; where it is
-):
-    "A run goes on with the settings it began with, or not at all."
-    now = json.loads(json.dumps(now))
-    names = [name for name in {**then, **now} if now.get(name) != then.get(name)]
-    if names:
-        raise CheckpointError(f"{folder} holds a run with other settings: " + ", ".join(
-            f"{name} = {then.get(name)!r}, now {now.get(name)!r}" for name in names))
-
 def restore(run: Run):    # just made
     "Go to the run's newest checkpoint, or to its beginning, and open a new leg."
     found = read_checkpoint(run.folder) if run.folder is not None else None
@@ -347,7 +327,11 @@ def restore(run: Run):    # just made
         run.batches.load_state_dict({"epoch": 0, "index": 0})
     else:
         tensors, state = found
-        refuse_other_settings(run.settings, state["settings"], run.folder)
+        now, then = json.loads(json.dumps(run.settings)), state["settings"]
+        if other := [f"{name} = {then.get(name)!r}, now {now.get(name)!r}"
+                     for name in {**then, **now} if now.get(name) != then.get(name)]:
+            raise CheckpointError(f"{run.folder} holds a run with other settings: "
+                                  + ", ".join(other))
         run.model.load_state_dict(tensors["model"])
         run.optimizer.load_state_dict(unpack_state(state["optimizer"], tensors["optimizer"]))
         run.batches.load_state_dict(state["position"])
@@ -406,15 +390,16 @@ def train(
     time_budget: float = math.inf,         # seconds that this call may train
     save_every: float = 60.0,              # seconds between checkpoints
     settings: dict | None = None,          # further things that a resumption must have in common
-    progress: bool = True,                 # a bar, where the output is a terminal
     **recipe,                              # the fields of TrainConfig
 ) -> Outcome:
     "Train, or go on from the last checkpoint, until the end or until the time is up."
+    from tqdm import tqdm
     recipe = TrainConfig(**check_model(TrainConfig, recipe))
     run = Run(model, batches, recipe, folder and Path(folder), settings or {})
     restore(run)
-    stop = False
-    with stop_signals() as signals, _progress_bar(run, progress) as bar:
+    stop, total = False, None if math.isinf(run.limit) else run.limit
+    with (stop_signals() as signals,       # the bar is shown on a terminal alone
+          tqdm(total=total, initial=run.step, unit="step", disable=run.rank > 0 or None) as bar):
         while not (run.ended or stop):
             value = gradient(run, batches.next(), loss)
             step(run, value)
@@ -476,33 +461,17 @@ def fit_scorer(
     return curve
 
 # %% ../../nbs/workshop/train.ipynb #b2da27bf
-def load_best(model: nn.Module, folder: str | Path) -> dict:       # of a run, finished or not
-    "Load the best weights of a run into a model; the row of the history they were judged by."
-    found = read_checkpoint(Path(folder))
-    if found is None or "best" not in found[0]:
-        raise CheckpointError(f"{folder} holds no run that has been judged")
-    model.load_state_dict(found[0]["best"])
-    return found[1]["best_row"]
-
 def export_weights(
     model: nn.Module,                  # any
     path: str | Path,                  # where to, a .safetensors file
     about: dict[str, str] | None = None, # how the weights were made; kept with them
-    half: bool = True,                 # in half precision
 ) -> Path:                             # the file
-    "Write a model's weights, small enough to be kept with the book."
+    "Write a model's weights in half precision, small enough to be kept with the book."
     from safetensors.torch import save_file
-    weights = {name: tensor.half() if half and tensor.is_floating_point() else tensor
+    weights = {name: tensor.half() if tensor.is_floating_point() else tensor
                for name, tensor in copy_of(model).items()}
     for name, tensor in weights.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name} has values that are too large for {tensor.dtype}")
     save_file(weights, path, {name: str(value) for name, value in (about or {}).items()})
     return Path(path)
-
-def load_weights(model: nn.Module, path: str | Path) -> dict[str, str]:    # of `export_weights`
-    "Load exported weights into a model of any precision; how they were made."
-    from safetensors import safe_open
-    with safe_open(path, framework="pt") as file:
-        model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
-        return file.metadata() or {}
