@@ -12,8 +12,8 @@ from rvnnbook.encoders.ordered_memory import (
     compose_slots,
     likely_heights,
     read_memory,
-    run_stack,
     slot_trees,
+    steps_from_heights,
 )
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.chunks import fold_left, STARTS
@@ -21,8 +21,8 @@ from rvnnbook.layers.given_trees import compose_by_height
 from tests.helpers import on_page
 from tests.test_core import random_steps
 
-stack_heights, slot_sums, memory_step, slot_shares, match_slots, ordered_memory_literal = on_page(
-    "implementations/ordered_memory", "stack_heights", "slot_sums", "memory_step", "slot_shares", "match_slots", "ordered_memory_literal")
+run_stack, stack_heights, slot_sums, memory_step, slot_shares, match_slots, ordered_memory_literal = on_page(
+    "implementations/ordered_memory", "run_stack", "stack_heights", "slot_sums", "memory_step", "slot_shares", "match_slots", "ordered_memory_literal")
 
 few = settings(deadline=None, max_examples=15)
 
@@ -83,6 +83,7 @@ def test_every_row_of_heights_is_a_tree(heights):
     tree = run_stack(heights, range(len(heights)), nest)
     assert stack_heights(tree) == heights
     assert tree_from_steps(steps_from_tree(tree)) == tree
+    assert steps_from_heights(heights) == steps_from_tree(tree)
 
 
 @pytest.mark.parametrize("heights, said", [([1], "got height 1"), ([0, 2], "from 1 to 1, got 2"), ([0, 1, 0], "from 1 to 2, got 0"),
