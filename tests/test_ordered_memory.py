@@ -207,7 +207,7 @@ def test_cells_that_are_called(monkeypatch):
 def test_climbing_alone():
     memory = make(slots=3)
     token, slots, above = torch.randn(2, 4).double(), torch.randn(3, 2, 4).double(), torch.rand(3, 2).double()
-    second = memory.cell.w2.weight.roll(4, 0).T, memory.cell.w2.bias.roll(4)
+    second = memory.cell.w2.weight.roll(4, 0), memory.cell.w2.bias.roll(4)
     made, written, _ = compose_slots(memory, second, token, torch.zeros_like(slots), slots, (above, torch.ones_like(above)))
     running = token
     assert torch.equal(made[0], token) and torch.equal(written, slots)

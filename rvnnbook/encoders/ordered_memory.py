@@ -90,13 +90,14 @@ class Composed(NamedTuple):
     share: Tensor          # probability of a choice at the slot or above, (P, 1)
     keep: Tensor | None    # factors of the hidden units, (P, H)
     mixed: Tensor          # what is normed, (P, D)
+    second: Tensor         # weight of the cell's second layer, content first, (4 D, H)
     normed: list           # of each slot: composed, mean and scale
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #be35a748
 @torch.no_grad()
 def compose_slots(
     memory: OrderedMemory,    # its weights are used
-    second: tuple,            # transposed weight and bias of the cell's second layer, content first
+    second: tuple,            # weight and bias of the cell's second layer, content first
     token: Tensor,            # x_t, (B, D)
     slots: Tensor,            # M_{t-1} from some slot to the last, (L, B, D)
     candidates: Tensor,       # of the last step at these slots, (L, B, D)
@@ -124,18 +125,20 @@ def compose_slots(
         if not whole:
             boxes[here, :dim] = running[:count]
         hidden = cell.activation(before[here].addmm_(running[:count], cell.w1.weight[:, :dim].T))
-        torch.addmm(second[1], hidden if keep is None else hidden * keep[here], second[0],
+        torch.addmm(second[1], hidden if keep is None else hidden * keep[here], second[0].T,
                     out=boxes[here, 2 * dim:])
         torch.sum(F.glu(boxes[here]).view(count, 3, dim), 1, out=mixed[here])
         normed.append(torch.native_layer_norm(mixed[here], [dim], norm.weight, norm.bias, norm.eps))
         torch.lerp(made[0, :count], normed[-1][0], share[here], out=after[:count])
     made = made if plan.order is None else made[:, plan.order.argsort()]
-    return made, slots, Composed(plan, boxes[:total], before, share, keep, mixed, normed)
+    return made, slots, Composed(
+        plan, boxes[:total], before, share, keep, mixed, second[0], normed)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #b4b0e7cc
 class Choice(NamedTuple):
     "Choice probabilities of one step, and how they came about."
     shares: Tensor         # p, (W, B)
+    matrix: Tensor         # from sum_matrix
     sums: Tensor           # of p at each slot or above, then at each or below, (2 W, B)
     reach: Tensor          # a, (W, B)
     candidates: Tensor     # of the last step, (W, B, D)
@@ -157,7 +160,7 @@ def choose_slots(
     candidates: Tensor,       # of the last step, (W, B, D)
     reach: Tensor,            # a, (W, B)
     least: float,             # a reach up to this one is none
-    sums: Tensor,             # from sum_matrix
+    matrix: Tensor,           # from sum_matrix
 ) -> Choice:
     "Score the candidates and choose (Ordered Memory section 3)."
     norm, size = memory.key_norm, memory.dim
@@ -167,7 +170,7 @@ def choose_slots(
     logits = torch.addmv(F.threshold(reach, least, 0).log().flatten(), memory.activation(match)
                          .flatten(0, 1), memory.beta.weight[0], alpha=size ** -.5)
     shares = logits.view(reach.shape).softmax(0)
-    return Choice(shares, sums @ shares, reach, candidates, keys, moments, match)
+    return Choice(shares, matrix, matrix @ shares, reach, candidates, keys, moments, match)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #7d9561fa
 class Step(NamedTuple):
@@ -182,12 +185,12 @@ def read_steps(
     memory: OrderedMemory,    # its weights are used
     tokens: Sequence,         # x_t of all sentences with a token t, (B_t, D) each
     queries: Sequence,        # LN(W_q x_t), (B_t, D) each
-    sums: list,               # matrices from sum_matrix, by size
 ) -> tuple[Tensor, Tensor, list]:    # last candidates (R, D), p (K, R), every Step but the first
     "Ordered Memory token by token, on the slots in use (Ordered Memory section 3)."
     most, first, steps = memory.slots, tokens[0], []
+    sums = [sum_matrix(size, first) for size in range(min(most, len(tokens)) + 1)]
     least = torch.nextafter(*torch.tensor([memory.least, -1], dtype=first.dtype)).item()
-    second = memory.cell.w2.weight.roll(memory.dim, 0).T, memory.cell.w2.bias.roll(memory.dim)
+    second = memory.cell.w2.weight.roll(memory.dim, 0), memory.cell.w2.bias.roll(memory.dim)
     candidates, slots, reach = first[None], first.new_empty(0, *first.shape), first.new_ones(
         1, len(first))
     outputs, told = [first], [first.new_zeros(most, len(first))]
@@ -233,7 +236,6 @@ def joined(
 # %% ../../nbs/implementations/ordered_memory.ipynb #dc98117b
 def compose_backward(
     memory: OrderedMemory,    # its weights are used
-    second: Tensor,           # weight of the cell's second layer, content first, (4 D, H)
     composed: Composed,       # from compose_slots
     slope: Slopes,            # has the gradient by the output; gradients are filled in
     grad: Tensor,             # gradient at the candidates by the next step, (L, B, D)
@@ -254,7 +256,7 @@ def compose_backward(
         torch.ops.aten.glu_backward.grad_input(
             delta[:, None].expand(-1, 3, -1), composed.boxes[here].view(count, 6, dim), 1,
             grad_input=box.view(count, 6, dim))
-        unit.mul_(box[:, 2 * dim:] @ second)
+        unit.mul_(box[:, 2 * dim:] @ composed.second)
         carry = torch.addmm(box[:, :dim], unit, first[:, :dim], out=carried[slot, :count])
     if plan.order is not None:
         carried.copy_(carried[:, plan.order.argsort()])
@@ -268,10 +270,9 @@ def choose_backward(
     at_shares: Tensor,        # gradient at p, (W, B)
     at_sums: Tensor,          # gradient at its sums, (2 W, B)
     bend: Tensor,             # derivative of the logits in the match, (W B, D)
-    sums: Tensor,             # from sum_matrix
 ) -> tuple[Tensor, Tensor, Tensor]:    # at the logits (W, B), the match and the keys (W B, D)
     "Gradients of one choice (Ordered Memory section 3)."
-    at_shares, norm = torch.addmm(at_shares, sums.T, at_sums), memory.key_norm
+    at_shares, norm = torch.addmm(at_shares, choice.matrix.T, at_sums), memory.key_norm
     at_logits = torch.ops.aten._softmax_backward_data(at_shares, choice.shares, 0, at_sums.dtype)
     at_match = bend * at_logits.view(-1, 1)
     at_keys, *_ = torch.ops.aten.native_layer_norm_backward(
@@ -321,12 +322,10 @@ def _make_slopes(
 # %% ../../nbs/implementations/ordered_memory.ipynb #f425e4c3
 def _step_backward(
     memory: OrderedMemory,    # its weights are used
-    second: Tensor,           # weight of the cell's second layer, content first, (4 D, H)
     step: Step,               # from read_steps
     slope: Slopes,            # from _make_slopes; gradients are filled in
     at: tuple,                # gradients at the candidates and the slots by the next step
     at_shares: Tensor,        # gradient at p, (W, B)
-    sums: Tensor,             # from sum_matrix
 ) -> tuple[tuple, tuple]:     # at candidates and slots of the step before; what is gathered later
     "Gradients of one step."
     (choice, composed, slots, _), plan = step, step.composed.plan
@@ -336,7 +335,7 @@ def _step_backward(
     at_new, at_old = at
     if len(at_old) < used:                                     # the next step uses fewer slots
         at_old = F.pad(at_old, (0, 0, 0, 0, used - len(at_old), 0))
-    at_slots, carried = compose_backward(memory, second, composed, slope, at_new[-used:])
+    at_slots, carried = compose_backward(memory, composed, slope, at_new[-used:])
     at_slots = torch.add(at_slots, at_old[-used:], out=slope.grads[total:].view(slots.shape))
     if plan.at is None and used == size:
         slope.sums.view(-1, 1, 1).baddbmm_(slope.grads[:, None], slope.effect[..., None])
@@ -344,7 +343,7 @@ def _step_backward(
         products = (slope.grads * slope.effect).sum(1)
         slope.sums[size - used:size] += plan.scatter(products[:total], slots.shape[:2])
         slope.sums[2 * size - used:] += products[total:].view(used, count)
-    found = choose_backward(memory, choice, at_shares, slope.sums, slope.bend, sums)
+    found = choose_backward(memory, choice, at_shares, slope.sums, slope.bend)
     before, at_old = slope.blend.view(2, used, count, 1) * at_slots
     before = F.pad(before, (0, 0, 0, 0, size - used, 0)) if used < size else before
     before.view(-1, memory.dim).addmm_(found[2], memory.key.weight)
@@ -356,16 +355,13 @@ def _read_backward(
     steps: list,              # from read_steps
     slopes: list,             # from _make_slopes
     at_shares: Sequence,      # gradient at p of each step, (K, B_t)
-    sums: list,               # matrices from sum_matrix, by size
 ) -> tuple[list, Tensor]:     # second results of _step_backward; at the first tokens, (B, D)
     "Backward loop over the tokens, last to first."
-    second, found = memory.cell.w2.weight.roll(memory.dim, 0), []
-    old = torch.zeros_like(steps[-1].slots)
+    old, found = torch.zeros_like(steps[-1].slots), []
     at = F.pad(old, (0, 0, 0, 0, 1, 0)), old
     for place in reversed(range(len(steps))):
         size, count = steps[place].choice.reach.shape
-        at, one = _step_backward(memory, second, steps[place], slopes[place], at,
-                                at_shares[place][-size:], sums[size])
+        at, one = _step_backward(memory, steps[place], slopes[place], at, at_shares[place][-size:])
         found.insert(0, one)
         if place:                                              # the reach is a sum of the last p
             box, width = slopes[place - 1].sums, len(steps[place - 1].choice.reach)
@@ -440,26 +436,23 @@ class ReadMemory(torch.autograd.Function):
         counts: list[int],        # sentences that have a token t, (N,)
         *weights,                 # from read_memory; named so that they receive gradients
     ) -> tuple[Tensor, Tensor]:   # last candidates (R, D); p (K, R)
-        sizes = range(min(memory.slots, len(counts)) + 1)
-        sums = [sum_matrix(size, tokens) for size in sizes]
-        outputs, shares, steps = read_steps(memory, tokens.split(counts), queries.split(counts),
-                                            sums)
+        outputs, shares, steps = read_steps(memory, tokens.split(counts), queries.split(counts))
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(tokens)
-            ctx.about = memory, counts, steps, sums
+            ctx.about = memory, counts, steps
         return outputs, shares
 
     @staticmethod
     @once_differentiable
     def backward(ctx, at_outputs: Tensor, at_shares: Tensor) -> tuple:
-        (tokens,), (memory, counts, steps, sums) = ctx.saved_tensors, ctx.about
+        (tokens,), (memory, counts, steps) = ctx.saved_tensors, ctx.about
         if not steps:                                          # no sentence has a second token
             return at_outputs, *[None] * (len(ctx.needs_input_grad) - 1)
         rows = torch.arange(sum(counts)).split(counts)[1:]     # all first tokens, all second, ...
         places = [step.composed.plan.gather(row.expand(len(step.slots), -1))
                   for row, step in zip(rows, steps)]
         slopes, *active = _make_slopes(memory, steps, tokens, places, at_outputs)
-        found, first = _read_backward(memory, steps, slopes, at_shares.split(counts, 1)[1:], sums)
+        found, first = _read_backward(memory, steps, slopes, at_shares.split(counts, 1)[1:])
         return (*_input_gradients(steps, rows, found, first, at_outputs), None, None,
                 *weight_gradients(memory, steps, slopes, found, *active))
 
