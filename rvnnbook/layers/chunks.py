@@ -107,13 +107,10 @@ def fold_prefixes(
 ) -> Tensor:                       # h_1, ..., h_A, the last one again on padding, (M, A, S)
     "The state after each element of every row (rir Eq. 2)."
     check_choice("start", start, STARTS)
-    arriving = list(zip(states.unbind(1), mask[..., None].unbind(1)))
     kept, history = torch.zeros_like(states[:, 0]), []
-    if start == "first":
-        kept = torch.where(arriving[0][1], arriving[0][0], kept)
-        history, arriving = [kept], arriving[1:]
-    for element, there in arriving:
-        kept = torch.where(there, cell(kept, element), kept)
+    for place, (element, there) in enumerate(zip(states.unbind(1), mask[..., None].unbind(1))):
+        begins = place == 0 and start == "first"
+        kept = torch.where(there, element if begins else cell(kept, element), kept)
         history.append(kept)
     return torch.stack(history, 1)
 
