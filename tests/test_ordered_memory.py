@@ -16,7 +16,7 @@ from rvnnbook.encoders.ordered_memory import (
     steps_from_heights,
 )
 from rvnnbook.layers.cells import GRC
-from rvnnbook.layers.chunks import fold_left, STARTS
+from rvnnbook.layers.chunks import STARTS, fold_prefixes
 from rvnnbook.layers.given_trees import compose_by_height
 from tests.helpers import on_page
 from tests.test_core import random_steps
@@ -258,7 +258,7 @@ def test_match():
 def test_one_slot_is_a_fold(start):
     memory, (x, mask) = make(slots=1), rows([5, 1, 2])
     tokens = memory.norm(memory.input(x))
-    chain = fold_left(lambda kept, new: memory.norm(memory.cell(new, kept)), tokens, mask, start)
+    chain = fold_prefixes(lambda kept, new: memory.norm(memory.cell(new, kept)), tokens, mask, start)[:, -1]
     root = ordered_memory_literal(memory, x, start)[0][range(3), mask.sum(1) - 1]
     assert_close(root, chain)
     if start == "first":

@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['CHUNK_RULES', 'STARTS', 'chunk_size', 'level_lengths', 'compose_levels_literal', 'compose_levels', 'level_trees',
-           'fold_prefixes', 'fold_left']
+           'fold_prefixes']
 
 # %% ../../nbs/implementations/chunks.ipynb #a1201420
 from functools import reduce
@@ -113,12 +113,3 @@ def fold_prefixes(
         kept = torch.where(there, element if begins else cell(kept, element), kept)
         history.append(kept)
     return torch.stack(history, 1)
-
-def fold_left(
-    cell,                          # f, called as cell(left, right) on (M, S)
-    states: Tensor,                # x_1, ..., x_A, (M, A, S), finite on padding
-    mask: Tensor,                  # (M, A) bool, True = element, elements first
-    start: str = "zero",           # "zero": h_0 = 0; "first": h_1 = x_1
-) -> Tensor:                       # last state, 0 for an empty row, (M, S)
-    "Fold every row from the left (rir Eq. 2)."
-    return fold_prefixes(cell, states, mask, start)[:, -1]
