@@ -88,10 +88,9 @@ def _receiver_windows(first: Tensor, stop: Tensor, side: str) -> tuple[Tensor, T
     `first`: windows, from _unit_windows, (B, N); `stop`: (B, N); `side`: "left" or "right".
     Returns: first and stop of the receivers of each position, (B, N) each.
     """
-    place = torch.arange(first.shape[-1], device=first.device).repeat(len(first), 1)
-    if side == "left":
-        return place + 1, torch.searchsorted(first, place, right=True)
-    return torch.searchsorted(stop, place, right=True), place
+    if side == "left":                                         # stop is the position itself
+        return stop + 1, torch.searchsorted(first, stop, right=True)
+    return torch.searchsorted(stop, first - 1, right=True), first - 1
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #6652773b
 class CumulativeRetrieval(torch.autograd.Function):
