@@ -4,7 +4,7 @@ from functools import reduce
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -12,7 +12,7 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.cells import GRC
-from rvnnbook.layers.chunks import CHUNK_RULES, cut_rows, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees
+from rvnnbook.layers.chunks import CHUNK_RULES, chunk_size, compose_levels, compose_levels_literal, level_lengths, level_trees
 from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.registry import create_encoder
 
@@ -68,35 +68,46 @@ def test_refusals():
     with pytest.raises(ValueError, match="arity=1"):
         compose_levels(x, mask, 1, mixed_all)
     with pytest.raises(ValueError, match="'sometimes'.*always, late"):
-        cut_rows(x, mask.sum(1).tolist(), 3, "sometimes")
+        compose_levels(x, mask, 3, mixed_all, "sometimes")
 
 
 # ---- cutting
 
+def first_chunks(x, mask, arity, rule="always"):
+    "The chunks of the first level, as the cell receives them, and which of their places are nodes."
+    calls = []
+
+    def cell(chunks, real):
+        calls.append((chunks, real))
+        return chunks[:, 0]
+    compose_levels(x, mask, arity, cell, rule)
+    return calls[0]
+
+
 @some
 @given(lengths_of, arities, rules, seeds, st.integers(0, 3))
 def test_chunks_are_the_sentence_in_pieces(lengths, arity, rule, seed, extra):
+    assume(max(lengths) > 1)
     x, mask = batch(lengths, seed=seed, extra=extra)
-    chunks, real = cut_rows(x, mask.sum(1).tolist(), arity, rule)
+    chunks, real = first_chunks(x, mask, arity, rule)
     assert real.dtype == torch.bool and chunks.shape == (*real.shape, 4)
-    assert not (real[:, :, 1:] & ~real[:, :, :-1]).any() and not (real[:, 1:, 0] & ~real[:, :-1, 0]).any()      # nodes first, chunks first
-    assert not chunks[~real].any()                                     # nothing from padding
-    assert real.any(2).any(0).all() and real.any(1).any(0).all()       # no room for nobody
-    for b, n in enumerate(lengths):
-        assert torch.equal(chunks[b][real[b]], x[b, :n])
-        sizes, full = real[b].sum(1)[real[b, :, 0]].tolist(), chunk_size(n, arity, rule)
-        assert sizes[:-1] == [full] * (len(sizes) - 1) and sizes[-1] <= full
+    assert not (real[:, 1:] & ~real[:, :-1]).any() and not chunks[~real].any()         # nodes first, nothing from padding
+    assert real.any(0).all()                                                           # no room for nobody
+    pieces = [piece for row, n in zip(x, lengths) for piece in row[:n].split(chunk_size(n, arity, rule)) if len(piece) > 1]
+    assert len(pieces) == len(chunks)
+    for piece, chunk, there in zip(pieces, chunks, real):
+        assert torch.equal(chunk[there], piece)
 
 
 def test_width_is_that_of_the_sentences():
     x, mask = batch([4, 2], extra=6)
-    assert cut_rows(x, mask.sum(1).tolist(), 30)[0].shape == (2, 1, 4, 4)
+    assert first_chunks(x, mask, 30)[0].shape == (2, 4, 4)
 
 
 def test_slopes_of_chunks():
     x, mask = batch([7, 3])
     x = torch.where(mask[..., None], x, 0).requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: cut_rows(t, mask.sum(1).tolist(), 3, "late")[0], x)
+    assert torch.autograd.gradcheck(lambda t: first_chunks(t, mask, 3, "late")[0], x)
 
 
 # ---- levels

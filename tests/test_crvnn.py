@@ -652,7 +652,7 @@ def test_unknown_shapes_are_refused_by_name():
 
 
 @pytest.mark.parametrize("attribute, value, said", [
-    ("retriever", "eq7", "unknown retriever 'eq7'; known: eq5, eq6"), ("form", "matrix", "form must be 'auto', 'dense' or 'linear', got 'matrix'"),
+    ("retriever", "eq7", "unknown retriever 'eq7'; known: eq5, eq6"), ("form", "matrix", "unknown form 'matrix'; known: auto, dense, linear"),
     ("compaction", -0.5, "compaction -0.5 not in"), ("compaction", 0.01, "compaction 0.01 not in")])
 def test_attributes_out_of_range_are_refused_in_forward(attribute, value, said):
     encoder = CRvNN(4)

@@ -126,7 +126,7 @@ def test_names():
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]])
     assert torch.equal(neighbor_weights(exists), cumulative_weights(exists))            # left and eq5 if nothing is said
     assert not torch.equal(neighbor_weights(exists), stick_breaking_weights(exists))
-    with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'up'"):
+    with pytest.raises(ValueError, match="unknown side 'up'; known: left, right"):
         neighbor_weights(exists, "up")
     with pytest.raises(ValueError, match="'eq7'; known: eq5, eq6"):
         neighbor_weights(exists, retriever="eq7")

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from rvnnbook.layers import neighbors_linear
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
 from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_MAX_LENGTH, LINEAR_RETRIEVERS, StickBreakingRetriever, CumulativeRetriever, block_sums, decayed_sums,
-                                              _decayed_sums_from, _existence_units, retrieve_exp, _retrieved_logs, _log_decayed_sums, log_sums,
+                                              _existence_units, retrieve_exp, _retrieved_logs, _log_decayed_sums, log_sums,
                                               neighbor_retrievers, _rows_at, _receiver_windows, _unit_windows)
 
 many = settings(deadline=None, max_examples=40)
@@ -337,8 +337,7 @@ def test_decayed_sums(length):
         memory.append(memory[-1] * k[:, None] + v)
     expected = torch.stack(memory[:-1], 1)
     assert_close(decayed_sums(keep, values), expected)
-    assert_close(_decayed_sums_from("left", keep, values), expected)
-    assert_close(_decayed_sums_from("right", keep.flip(1), values.flip(1)), expected.flip(1))
+    assert_close(decayed_sums(keep.flip(1), values.flip(1), "right"), expected.flip(1))
     logs = _log_decayed_sums("left", keep.log(), values.abs()[..., 0].log())
     assert_close(logs.exp(), decayed_sums(keep, values.abs())[..., 0])
     assert torch.equal(_log_decayed_sums("right", keep.log().flip(1), values.abs()[..., 0].log().flip(1)), logs.flip(1))
@@ -417,10 +416,10 @@ def test_what_is_refused():
     for form in ("auto", "dense", "linear"):
         with pytest.raises(ValueError, match="'eq7'; known: eq5, eq6"):
             neighbor_retrievers(exists, "eq7", form)
-    with pytest.raises(ValueError, match="form must be 'auto', 'dense' or 'linear', got 'fast'"):
+    with pytest.raises(ValueError, match="unknown form 'fast'; known: auto, dense, linear"):
         neighbor_retrievers(exists, form="fast")
     for walk in LINEAR_RETRIEVERS.values():
-        with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'up'"):
+        with pytest.raises(ValueError, match="unknown side 'up'; known: left, right"):
             walk(exists, "up")
         with pytest.raises(ValueError, match=r"\(2, 4, 3\) do not fit existence of shape \(2, 5\)"):
             walk(exists) @ torch.rand(2, 4, 3)

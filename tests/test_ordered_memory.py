@@ -10,22 +10,19 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap, steps_from_tree, 
 from rvnnbook.encoders.ordered_memory import (
     OrderedMemory,
     compose_slots,
-    content_first,
     likely_heights,
     read_memory,
-    remember,
-    run_stack,
     slot_trees,
-    stack_heights,
+    steps_from_heights,
 )
 from rvnnbook.layers.cells import GRC
-from rvnnbook.layers.chunks import fold_left, STARTS
+from rvnnbook.layers.chunks import STARTS, fold_prefixes
 from rvnnbook.layers.given_trees import compose_by_height
 from tests.helpers import on_page
 from tests.test_core import random_steps
 
-slot_sums, memory_step, slot_shares, match_slots, ordered_memory_literal = on_page(
-    "implementations/ordered_memory", "slot_sums", "memory_step", "slot_shares", "match_slots", "ordered_memory_literal")
+run_stack, stack_heights, slot_sums, memory_step, slot_shares, match_slots, ordered_memory_literal = on_page(
+    "implementations/ordered_memory", "run_stack", "stack_heights", "slot_sums", "memory_step", "slot_shares", "match_slots", "ordered_memory_literal")
 
 few = settings(deadline=None, max_examples=15)
 
@@ -43,6 +40,12 @@ def rows(lengths, dim=4, seed=0):
     mask = length_mask(torch.tensor(lengths))
     x = torch.randn(*mask.shape, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return torch.where(mask[..., None], x, 0), mask
+
+
+def read(memory, x, mask=None):
+    "Outputs and choices of sentences in any order; without a mask all positions are tokens."
+    lengths, order = (torch.full((len(x),), x.shape[1]) if mask is None else mask.sum(1)).sort(descending=True, stable=True)
+    return [part[order.argsort()] for part in read_memory(memory, memory.norm(memory.input(x[order])), lengths)]
 
 
 def slopes(root, inputs):
@@ -80,6 +83,7 @@ def test_every_row_of_heights_is_a_tree(heights):
     tree = run_stack(heights, range(len(heights)), nest)
     assert stack_heights(tree) == heights
     assert tree_from_steps(steps_from_tree(tree)) == tree
+    assert steps_from_heights(heights) == steps_from_tree(tree)
 
 
 @pytest.mark.parametrize("heights, said", [([1], "got height 1"), ([0, 2], "from 1 to 1, got 2"), ([0, 1, 0], "from 1 to 2, got 0"),
@@ -167,7 +171,7 @@ def test_gradcheck():
 def test_fast_is_literal(slots, least, sharp, activation):
     memory = make(slots=slots, least=least, sharp=sharp, activation=activation)
     x = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
-    fast, literal = read_memory(memory, memory.norm(memory.input(x))), ordered_memory_literal(memory, x)
+    fast, literal = tuple(read(memory, x)), ordered_memory_literal(memory, x)
     assert_close(fast, literal, rtol=1e-9, atol=1e-9)
     used = {key: p for key, p in memory.named_parameters() if slots > 1 or key.split(".")[0] in ("input", "norm", "cell")}
     used.pop("beta.bias", None)                                        # moves all logits alike
@@ -181,7 +185,7 @@ def test_a_window_that_shrinks_and_grows():
     "Slots above the window keep what they had long ago; coming back, the window must not see it."
     memory = make(slots=6, sharp=3000.0, seed=5)
     x = torch.randn(1, 40, 4, generator=torch.Generator().manual_seed(2)).double()
-    outputs, shares = read_memory(memory, memory.norm(memory.input(x)))
+    outputs, shares = read(memory, x)
     top = (shares[0] > 0).int().argmax(-1)[1:]                         # highest slot with a share
     assert (top.diff() > 0).any() and (top.diff() < 0).any() and top.min() < 4
     assert_close((outputs, shares), ordered_memory_literal(memory, x), rtol=1e-9, atol=1e-9)
@@ -192,7 +196,7 @@ def test_cells_that_are_called(monkeypatch):
     memory, calls, real = make(slots=21), [], F.glu
     monkeypatch.setattr(F, "glu", lambda *args: calls.append(len(args[0])) or real(*args))
     x = torch.randn(1, 10, 4).double()
-    shares = read_memory(memory, x)[1]
+    shares = read_memory(memory, x, torch.tensor([10]))[1]
     assert len(calls) == int((shares.cumsum(-1) > 0).sum()) <= 45
     calls.clear()
     memory.cell.w2.register_forward_hook(lambda module, args, out: calls.append(len(args[0])))
@@ -203,7 +207,7 @@ def test_cells_that_are_called(monkeypatch):
 def test_climbing_alone():
     memory = make(slots=3)
     token, slots, above = torch.randn(2, 4).double(), torch.randn(3, 2, 4).double(), torch.rand(3, 2).double()
-    second = content_first(memory.cell.w2.weight).T, content_first(memory.cell.w2.bias)
+    second = memory.cell.w2.weight.roll(4, 0), memory.cell.w2.bias.roll(4)
     made, written, _ = compose_slots(memory, second, token, torch.zeros_like(slots), slots, (above, torch.ones_like(above)))
     running = token
     assert torch.equal(made[0], token) and torch.equal(written, slots)
@@ -220,7 +224,7 @@ def test_ragged_batches_equal_the_literal_form(slots, least, sharp):
     used = {key: p for key, p in memory.named_parameters() if slots > 1 or key.split(".")[0] in ("input", "norm", "cell")}
     used.pop("beta.bias", None)
     both = [torch.cat([(part * mask[..., None]).flatten() for part in form])
-            for form in (remember(memory, x, mask), ordered_memory_literal(memory, x))]
+            for form in (read(memory, x, mask), ordered_memory_literal(memory, x))]
     assert_close(*both, rtol=1e-9, atol=1e-9)
     for ours, theirs in zip(*(slopes(results, (x, *used.values())) for results in both)):
         assert (ours - theirs).abs().max() <= 1e-9 * theirs.abs().max().clamp(min=1)
@@ -230,12 +234,12 @@ def test_dropout_is_the_same_in_both_directions():
     "With a fixed seed the memory is a function whose derivative is known by differences."
     memory, tokens = make(slots=3, dropout=0.5, activation="gelu").train(), torch.randn(3, 5, 4).double().requires_grad_()
 
-    def read(tokens):
+    def drawn(tokens):
         torch.manual_seed(0)
         return read_memory(memory, tokens, torch.tensor([5, 5, 2]))
 
-    assert torch.autograd.gradcheck(read, [tokens])
-    assert not torch.equal(read(tokens)[0], read_memory(memory, tokens, torch.tensor([5, 5, 2]))[0])
+    assert torch.autograd.gradcheck(drawn, [tokens])
+    assert not torch.equal(drawn(tokens)[0], read_memory(memory, tokens, torch.tensor([5, 5, 2]))[0])
 
 
 def test_match():
@@ -254,7 +258,7 @@ def test_match():
 def test_one_slot_is_a_fold(start):
     memory, (x, mask) = make(slots=1), rows([5, 1, 2])
     tokens = memory.norm(memory.input(x))
-    chain = fold_left(lambda kept, new: memory.norm(memory.cell(new, kept)), tokens, mask, start)
+    chain = fold_prefixes(lambda kept, new: memory.norm(memory.cell(new, kept)), tokens, mask, start)[:, -1]
     root = ordered_memory_literal(memory, x, start)[0][range(3), mask.sum(1) - 1]
     assert_close(root, chain)
     if start == "first":
@@ -265,7 +269,7 @@ def test_one_slot_is_a_fold(start):
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(0, 10**6))
 def test_chunks_are_read_alone(lengths, seed):
     memory, (x, mask) = make(slots=3, seed=seed), rows([*lengths, 6], seed=seed)
-    states, shares = remember(memory, x, mask)
+    states, shares = read(memory, x, mask)
     assert not states[~mask].any() and not shares[~mask].any()
     for b, n in enumerate(lengths):
         if not n:
@@ -278,7 +282,7 @@ def test_chunks_are_read_alone(lengths, seed):
 def test_chunks_have_gradients():
     memory, (x, mask) = make(slots=3), rows([4, 0, 2])
     last = torch.arange(3), mask.sum(1).sub(1).clamp(min=0)
-    slope, = slopes(remember(memory, x.requires_grad_(), mask)[0][last], (x,))
+    slope, = slopes(read(memory, x.requires_grad_(), mask)[0][last], (x,))
     assert slope.isfinite().all() and slope[mask].any(-1).all() and not slope[~mask].any()
 
 

@@ -11,7 +11,7 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC, read_halves
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.cells import GRC, TreeLSTMCell
-from rvnnbook.layers.chunks import fold_left, fold_prefixes, STARTS
+from rvnnbook.layers.chunks import STARTS, fold_prefixes
 from rvnnbook.layers.given_trees import compose_by_height
 
 few = settings(deadline=None, max_examples=15)
@@ -45,8 +45,8 @@ def slopes(root, inputs):
 def test_every_row_is_folded_alone(start, lengths, extra, seed):
     torch.manual_seed(seed)
     cell, (x, mask) = GRC(4).double(), rows(lengths, seed=seed, extra=extra)
-    prefixes, last = fold_prefixes(cell, x, mask, start), fold_left(cell, x, mask, start)
-    assert prefixes.shape == x.shape and torch.equal(prefixes[:, -1], last)
+    prefixes = fold_prefixes(cell, x, mask, start)
+    assert prefixes.shape == x.shape
     for b, n in enumerate(lengths):
         if not n:
             assert not prefixes[b].any()
@@ -54,7 +54,7 @@ def test_every_row_is_folded_alone(start, lengths, extra, seed):
         expected = by_hand(cell, x[b, :n], start)
         assert_close(prefixes[b, :n], expected)
         assert_close(prefixes[b, n:], expected[-1].expand(mask.shape[1] - n, 4))
-        assert_close(last[b], reduce(cell, x[b, :n], torch.zeros(4).double()) if start == "zero" else reduce(cell, x[b, :n]))
+        assert_close(prefixes[b, -1], reduce(cell, x[b, :n], torch.zeros(4).double()) if start == "zero" else reduce(cell, x[b, :n]))
 
 
 @starts
@@ -68,7 +68,7 @@ def test_any_cell_and_the_left_branching_tree(start, make, width):
     leaves, there = torch.nn.functional.pad(x, (0, 0, int(more), 0)), torch.nn.functional.pad(mask, (int(more), 0), value=True)
     trees = torch.tensor([simple_tree("left", n + more) + [0] * (6 - n) for n in lengths])
     inputs = (x, *cell.parameters())
-    folded, composed = fold_left(cell, x, mask, start), compose_by_height(leaves, trees, there, cell)
+    folded, composed = fold_prefixes(cell, x, mask, start)[:, -1], compose_by_height(leaves, trees, there, cell)
     assert_close(folded, composed)
     assert_close(slopes(folded, inputs), slopes(composed, inputs))
 
@@ -79,8 +79,7 @@ def test_gradcheck(start):
     cell, (x, mask) = GRC(3, 4).double(), rows([3, 1, 0], 3)
     x = torch.where(mask[..., None], x, 0).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: fold_prefixes(cell, x, mask, start), x)
-    assert torch.autograd.gradcheck(lambda x: fold_left(cell, x, mask, start), x)
-    assert not slopes(fold_left(cell, x, mask, start), (x,))[0][~mask].any()
+    assert not slopes(fold_prefixes(cell, x, mask, start)[:, -1], (x,))[0][~mask].any()
 
 
 @pytest.mark.parametrize("readout", ["end", "mean"])
@@ -160,7 +159,7 @@ def test_refusals(options, said):
         RecurrentGRC(**options)
     assert said in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(ValueError, match="'middle'; known: zero, first"):
-        fold_left(torch.add, *rows([2]), "middle")
+        fold_prefixes(torch.add, *rows([2]), "middle")
 
 
 def test_widths():

@@ -6,8 +6,10 @@ from torch.testing import assert_close
 
 from rvnnbook.encoders.rir import RIR as BatchedRIR
 from rvnnbook.encoders.rir_beam import RIRBeam
-from rvnnbook.reference.rir import RIR, FoldInner, GreedyInner
-from tests.helpers import batch
+from rvnnbook.reference.rir import RIR, FoldInner
+from tests.helpers import batch, on_page
+
+GreedyInner, = on_page("rir", "GreedyInner")
 
 DIM, LENGTHS = 5, [1, 2, 3, 4, 5, 8, 9, 11, 17]
 

@@ -13,7 +13,7 @@ from rvnnbook.core import batch_gap, length_mask, pad_batch, padding_gap
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.crvnn import CRvNN
 from rvnnbook.encoders.rir import INNERS, RIR, LeftFold, _make_inner, _recurse
-from rvnnbook.layers.chunks import CHUNK_RULES, cut_rows, compose_levels_literal, level_lengths
+from rvnnbook.layers.chunks import CHUNK_RULES, compose_levels, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.registry import create_encoder
 
@@ -202,12 +202,15 @@ def test_levels_are_cut_as_recorded(name):
         config, tensors = json.loads(file.metadata()["config"]), {key: file.get_tensor(key) for key in file.keys()}
     mask = tensors["in.mask"].bool()
     arity = config["model_chunk_size"] if config["chunk_mode_inference"] else mask.shape[1]
-    for level in range(sum(key.endswith("input_mask") for key in tensors)):
-        _, real = cut_rows(mask[..., None].double(), mask.sum(1).tolist(), arity, "late")
-        recorded = tensors[f"trace.level{level}.input_mask"].bool()
-        assert torch.equal(real.flatten(0, 1), recorded[:, :real.shape[2]]) and not recorded[:, real.shape[2]:].any()
-        mask = real[:, :, 0]
-    assert mask.shape[1] == 1
+    recorded, levels = [tensors[f"trace.level{level}.input_mask"].bool() for level in range(sum(key.endswith("input_mask") for key in tensors))], []
+
+    def cell(chunks, real):
+        levels.append(real)
+        return chunks[:, 0]
+    compose_levels(mask[..., None].double(), mask, arity, cell, "late")
+    for real, chunks in zip(levels, recorded, strict=True):
+        assert torch.equal(real, chunks[chunks.sum(1) > 1, :real.shape[1]]) and not chunks[:, real.shape[1]:].any()
+    assert [int(chunks.any(1).sum()) for chunks in recorded] == [*(int(chunks.sum()) for chunks in recorded[1:]), len(mask)]
 
 
 @pytest.mark.parametrize("name", ["transformer", "lstm", "s4d", "ordered_memory"])

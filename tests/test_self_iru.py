@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
-from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, _by_level, depth_gates, _flat_of,
-                                        _iru_step, _level_gates, _level_memory, _make_bases, _make_readers, self_iru_literal, self_iru_scans)
+from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, _by_level, depth_gates,
+                                        _level_gates, _level_memory, _make_bases, _make_readers, self_iru_literal, self_iru_scans)
 from rvnnbook.registry import create_encoder
 
 many = settings(deadline=None, max_examples=25)
@@ -161,15 +161,19 @@ def test_as_many_scans_as_levels(monkeypatch):
 # ---- parts
 
 def test_a_step_by_hand():
+    "The first token sets the memory; the leaves have none, so that their states are the token."
     one, three = torch.ones(1, 1), math.log(3)
     flat = [torch.tensor([[three]]), torch.tensor([[0.]]), torch.tensor([[math.atanh(.5)]])]
-    h, c = _iru_step(7 * one, 2 * one, flat, [], [])
-    assert_close(c, torch.tensor([[.75 * 2 + .25 * .5]]))
-    assert_close(h, torch.tensor([[.5 * 1.625 + 7]]))
+    sets = torch.tensor([[-40.]]), torch.tensor([[0.]]), torch.tensor([[40.]])
+    top = tuple(torch.stack(parts, 1)[:, :, None] for parts in zip(sets, flat))                 # (1, 2, 1, 1)
+    x = torch.tensor([[[5.], [-3 * three]]])
+    alone = self_iru_literal(x, [top], torch.zeros(1, 2, 0))
+    assert_close(alone, x + .5 * torch.tensor([[[1.], [.75 * 1 + .25 * .5]]]))
+    gates = torch.tensor([[[0., 0.], [.5, .25]]])                                              # f: sigma(-ln 3), o: sigma(-3/4 ln 3)
+    child = tuple(torch.zeros(1, 2, 1, 1) for _ in range(3))
+    h = self_iru_literal(x, [child, top], gates)
+    assert_close(h[0, 1, 0], torch.tensor(1 / (1 + 3 ** .75) * (.25 * 1 + .75 * .5) - 3 * three))
     gates, children = [.5 * one, .25 * one], [-3 * three * one, 4 * three * one]                # f: sigma(-ln 3), o: sigma(ln 3)
-    h, c = _iru_step(7 * one, 2 * one, flat, gates, children)
-    assert_close(c, torch.tensor([[.25 * 2 + .75 * .5]]))
-    assert_close(h, torch.tensor([[.75 * .875 + 7]]))
     f, o, z = _level_gates([part[None] for part in flat], torch.tensor([[.5, .25]]), torch.cat(children)[None])
     assert_close(torch.cat([f, o, z]).flatten(), torch.tensor([.25, .75, .5]))
     h, c = _level_memory(7 * one[None], f[None], o[None], z[None], 2 * one)
@@ -192,14 +196,6 @@ def test_who_is_whose_child():
             parts = flats[0][0].clone().requires_grad_()
             slope, = torch.autograd.grad(form(x, [(parts, *flats[0][1:]), *flats[1:]], opened).sum(), parts)
             assert slope.abs().amax((0, 1, 3)).nonzero().flatten().tolist() == [leaf - 8]
-
-
-def test_flat_of():
-    flats = [tuple(100 * level + 10 * part + torch.arange(count).float().expand(1, 3, count)[..., None] for part in range(3))
-             for level, count in enumerate((4, 2, 1))]
-    said = {node: [float(part) for part in _flat_of(node, flats)[2]] for node in range(1, 8)}
-    assert said == {1: [200, 210, 220], 2: [100, 110, 120], 3: [101, 111, 121], **{4 + k: [k, 10 + k, 20 + k] for k in range(4)}}
-    assert _flat_of(6, [tuple(part[:, :, :1] for part in flat) for flat in flats])[0] == (0, 10, 20)
 
 
 @pytest.mark.parametrize("make", [LinearBase, LSTMBase])
@@ -388,8 +384,8 @@ def test_parameters_and_defaults():
 
 @pytest.mark.parametrize("options, said", [
     ({"depth": -1}, "depth must be a whole number from 0, got -1"), ({"depth": 1.0}, "got 1.0"), ({"depth": True}, "got True"),
-    ({"base": "gru"}, "base must be one of linear, lstm, or make one, got 'gru'"),
-    ({"share": "all"}, "share must be 'depth' or 'node', got 'all'"),
+    ({"base": "gru"}, "unknown base 'gru'; known: linear, lstm"),
+    ({"share": "all"}, "unknown share 'all'; known: depth, node"),
     ({"directions": 3}, "got directions=3, dim=5"), ({"directions": 0}, "got directions=0, dim=5"), ({"directions": 2}, "got directions=2, dim=5")])
 def test_refused(options, said):
     with pytest.raises(ValueError) as error:

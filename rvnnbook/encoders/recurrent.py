@@ -31,11 +31,9 @@ class LSTM(Encoder):
         forget_bias: float = 1.0,      # bias of the forget gates at initialization
     ):
         super().__init__()
-        if layers < 1 or directions not in (1, 2):
-            raise ValueError("an LSTM has layers >= 1 and 1 or 2 directions, "
-                             f"got layers={layers}, directions={directions}")
-        if dim % directions:
-            raise ValueError(f"two directions share the width, so dim must be even, got {dim}")
+        if layers < 1 or directions not in (1, 2) or dim % directions:
+            raise ValueError("an LSTM has layers >= 1, and directions 1, or 2 if dim is even, "
+                             f"got layers={layers}, directions={directions}, dim={dim}")
         if dropout and layers == 1:
             raise ValueError(f"dropout={dropout} acts between layers, and there is one layer")
         self.dim, self.directions, width = dim, directions, dim // directions

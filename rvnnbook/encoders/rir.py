@@ -11,7 +11,8 @@ from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from .crvnn import CRvNN
 from .ordered_memory import OrderedMemory
 from ..layers.cells import GRC
-from ..layers.chunks import chunk_size, compose_levels, fold_left, level_lengths, level_trees
+from ..layers.chunks import (
+    chunk_size, compose_levels, fold_prefixes, level_lengths, level_trees)
 from ..layers.s4d import S4DLayer
 
 # %% ../../nbs/implementations/rir.ipynb #eca5a1b0
@@ -31,7 +32,7 @@ class LeftFold(nn.Module):
     def forward(self, chunks: Tensor, real: Tensor) -> EncoderOutput:
         """`chunks`: nodes, (M, A, D); `real`: (M, A) bool, True = node, nodes first. Returns: root
         (M, D)."""
-        return EncoderOutput(fold_left(self.grc, chunks, real, self.start))
+        return EncoderOutput(fold_prefixes(self.grc, chunks, real, self.start)[:, -1])
 
 # %% ../../nbs/implementations/rir.ipynb #dde8bb2a
 INNERS = {"grc": LeftFold, "crvnn": CRvNN, "om": OrderedMemory}

@@ -11,40 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..core import Encoder, EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.masking import read_layer, read_to_the_end, run_reader
 from ..layers.scan import linear_scan
 
-# %% ../../nbs/implementations/self_iru.ipynb #008d5dec
-def _iru_step(x: Tensor, c: Tensor, flat: Sequence[Tensor], gates: Sequence[Tensor],
-              children: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """One node for one step (self_iru Eq. 2.1-2.5).
-
-    `x`: x_t, (B, D); `c`: c_(t-1), (B, D); `flat`: F_f, F_o, F_z for this step, (B, D) each;
-    `gates`: alpha and beta, (B, 1) each in [0, 1]; none for a leaf; `children`: h of the two
-    children, (B, D) each; none for a leaf. Returns: h_t and c_t, (B, D) each.
-    """
-    f, o, z = flat
-    if children:
-        f = gates[0] * children[0] + (1 - gates[0]) * f
-        o = gates[1] * children[1] + (1 - gates[1]) * o
-    f, o = f.sigmoid(), o.sigmoid()
-    c = f * c + (1 - f) * z.tanh()
-    return o * c + x, c
-
 # %% ../../nbs/implementations/self_iru.ipynb #47b0ba99
 Flat = tuple[Tensor, Tensor, Tensor]           # F_f, F_o, F_z of a level, (B, T, M, D) each
-
-def _flat_of(node: int, flats: Sequence[Flat]) -> list[tuple]:
-    """Base transformations and depth gates of one node, split into steps.
-
-    `node`: n, counted as in a heap from 1; `flats`: by level, leaves first; M is 1 or the nodes of
-    the level. Returns: F_f, F_o, F_z of that node, step by step.
-    """
-    row = node.bit_length() - 1                                      # 0 for the top
-    nodes = [part.unbind(2) for part in flats[len(flats) - 1 - row]]
-    place = node - 2 ** row if len(nodes[0]) > 1 else 0
-    return list(zip(*(part[place].unbind(1) for part in nodes), strict=True))
 
 # %% ../../nbs/implementations/self_iru.ipynb #c2e4be58
 def self_iru_literal(
@@ -53,17 +25,22 @@ def self_iru_literal(
     gates: Tensor,               # alpha, beta to nodes 2, 3, ..., (B, T, 2^(L+1) - 2) in [0, 1]
 ) -> Tensor:                     # h_t of the top node, (B, T, D)
     "The whole tree, token by token and node by node (self_iru section 2)."
-    nodes = range(1, 2 ** len(flats))
-    flat = {node: _flat_of(node, flats) for node in nodes}
+    nodes = range(1, 2 ** len(flats))                                # as in a heap, top first
+    flat = [list(zip(*(part[:, :, place % part.shape[2]].unbind(1) for part in level)))
+            for row, level in enumerate(reversed(flats)) for place in range(2 ** row)]
     opened = dict(enumerate((gate.unbind(1) for gate in gates[..., None].unbind(2)), 2))
     c, states = dict.fromkeys(nodes, torch.zeros_like(x[:, 0])), []
     for t, x_t in enumerate(x.unbind(1)):
         h = {}
         for node in reversed(nodes):                                 # children before parents
-            children = [child for child in (2 * node, 2 * node + 1) if child in nodes]
-            h[node], c[node] = _iru_step(x_t, c[node], flat[node][t],
-                                        [opened[child][t] for child in children],
-                                        [h[child] for child in children])
+            f, o, z = flat[node - 1][t]
+            if 2 * node in nodes:
+                alpha, beta = opened[2 * node][t], opened[2 * node + 1][t]
+                f = alpha * h[2 * node] + (1 - alpha) * f
+                o = beta * h[2 * node + 1] + (1 - beta) * o
+            f, o = f.sigmoid(), o.sigmoid()
+            c[node] = f * c[node] + (1 - f) * z.tanh()
+            h[node] = o * c[node] + x_t
         states.append(h[1])
     return torch.stack(states, 1)
 
@@ -170,11 +147,10 @@ def _make_bases(dim: int, depth: int, base: str | Callable, share: str) -> nn.Mo
     """
     if type(depth) is not int or depth < 0:
         raise ValueError(f"depth must be a whole number from 0, got {depth!r}")
-    if share not in ("depth", "node"):
-        raise ValueError(f"share must be 'depth' or 'node', got {share!r}")
-    if not callable(base) and base not in BASES:
-        raise ValueError(f"base must be one of {', '.join(BASES)}, or make one, got {base!r}")
-    make = BASES.get(base, base) if isinstance(base, str) else base
+    check_choice("share", share, ("depth", "node"))
+    if not callable(base):
+        check_choice("base", base, BASES)
+    make = base if callable(base) else BASES[base]
     return nn.ModuleList([make(dim, 1 if share == "depth" else 2 ** (depth - level))
                           for level in range(depth + 1)])
 

@@ -38,8 +38,7 @@ def neighbor_weights(
     retriever: str = "eq5",    # "eq5" (cumulative) or "eq6" (stick-breaking)
 ) -> Tensor:                   # p, weight of j as neighbor of i, (B, N, N); rows sum to <= 1
     "Neighbor weights on one side (crvnn Eq. 5 or Eq. 6)."
-    if side not in ("left", "right"):
-        raise ValueError(f"side must be 'left' or 'right', got {side!r}")
+    check_choice("side", side, ("left", "right"))
     check_choice("retriever", retriever, RETRIEVERS)
     if side == "left":
         return RETRIEVERS[retriever](exists)

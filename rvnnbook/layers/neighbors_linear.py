@@ -88,10 +88,9 @@ def _receiver_windows(first: Tensor, stop: Tensor, side: str) -> tuple[Tensor, T
     `first`: windows, from _unit_windows, (B, N); `stop`: (B, N); `side`: "left" or "right".
     Returns: first and stop of the receivers of each position, (B, N) each.
     """
-    place = torch.arange(first.shape[-1], device=first.device).repeat(len(first), 1)
-    if side == "left":
-        return place + 1, torch.searchsorted(first, place, right=True)
-    return torch.searchsorted(stop, place, right=True), place
+    if side == "left":                                         # stop is the position itself
+        return stop + 1, torch.searchsorted(first, stop, right=True)
+    return torch.searchsorted(stop, first - 1, right=True), first - 1
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #6652773b
 class CumulativeRetrieval(torch.autograd.Function):
@@ -122,19 +121,15 @@ class CumulativeRetrieval(torch.autograd.Function):
 class LinearRetriever:
     "Neighbors on one side without a matrix: `retriever @ values` retrieves their values."
     dtype = torch.float64      # in which one number a position should be retrieved
+    sums: type[torch.autograd.Function]     # expected neighbor values; of each subclass
 
     def __init__(
         self,
         exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
         side: str = "left",    # "left" or "right"
     ):
-        if side not in ("left", "right"):
-            raise ValueError(f"side must be 'left' or 'right', got {side!r}")
+        check_choice("side", side, ("left", "right"))
         self.exists, self.side = exists, side
-
-    def fetch(self, values: Tensor) -> Tensor:
-        "Expected neighbor values, (B, N, D), in full precision."
-        raise NotImplementedError
 
     def __matmul__(self, values: Tensor) -> Tensor:
         """Expected neighbor values, as with the matrix of neighbor_weights.
@@ -146,11 +141,13 @@ class LinearRetriever:
             raise ValueError(f"values of shape {tuple(values.shape)} do not fit existence "
                              f"of shape {tuple(self.exists.shape)}")
         with torch.autocast(values.device.type, enabled=False):
-            return self.fetch(values)
+            return self.sums.apply(self.exists.to(values.dtype), values, self)
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #e37a63d3
 class CumulativeRetriever(LinearRetriever):
     "Neighbors by cumulative weights in O(N D + N log N) time (crvnn Eq. 5)."
+    sums = CumulativeRetrieval
+
     def __init__(
         self,
         exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
@@ -168,15 +165,15 @@ class CumulativeRetriever(LinearRetriever):
         self.edge, self.rest = torch.where(met, edge, 0), torch.where(met, rest, 0)
         self.slope = torch.where(rest > 0, 1, .5) * met
 
-    def fetch(self, values: Tensor) -> Tensor:
-        return CumulativeRetrieval.apply(self.exists, values, self)
-
 # %% ../../nbs/implementations/neighbors_linear.ipynb #4ffe58ca
 def decayed_sums(
     keep: Tensor,          # decay at each position, (B, N) in [0, 1]
     values: Tensor,        # input at each position, (B, N, D)
+    side: str = "left",    # of the positions that are summed; "right": the mirror image
 ) -> Tensor:               # at i: sum over j < i of values_j times keep between, (B, N, D)
     "The recurrence s_(i+1) = keep_i s_i + values_i from s_0 = 0, block by block."
+    if side == "right":
+        return decayed_sums(keep.flip(1), values.flip(1)).flip(1)
     batch, length, dim = values.shape
     count = -(-length // BLOCK)
     keep = F.pad(keep, (0, count * BLOCK - length)).view(-1, BLOCK)
@@ -190,39 +187,28 @@ def decayed_sums(
     return found[:, :-1].reshape(batch, count * BLOCK, dim)[:, :length]
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ee507b2e
-def _decayed_sums_from(side: str, keep: Tensor, values: Tensor) -> Tensor:
-    """Decayed sums over the positions on that side.
-
-    `side`: "left" or "right"; `keep`: decay at each position, (B, N) in [0, 1]; `values`: input at
-    each position, (B, N, D). Returns: (B, N, D).
-    """
-    if side == "left":
-        return decayed_sums(keep, values)
-    return decayed_sums(keep.flip(1), values.flip(1)).flip(1)
-
 class StickBreakingRetrieval(torch.autograd.Function):
     "The stick-breaking recurrence with its backward pass (crvnn Eq. 6)."
     @staticmethod
-    def forward(ctx, exists: Tensor, values: Tensor, side: str) -> Tensor:
-        """`exists`: e, (B, N); `values`: v, (B, N, D); `side`: "left" or "right". Returns:
+    def forward(ctx, exists: Tensor, values: Tensor, walk) -> Tensor:
+        """`exists`: e, (B, N); `values`: v, (B, N, D); `walk`: a StickBreakingRetriever. Returns:
         (B, N, D)."""
-        found = _decayed_sums_from(side, 1 - exists, exists[..., None] * values)
+        found = decayed_sums(1 - exists, exists[..., None] * values, walk.side)
         ctx.save_for_backward(exists, values, found)
-        ctx.behind = "right" if side == "left" else "left"
+        ctx.behind = "right" if walk.side == "left" else "left"
         return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         exists, values, found = ctx.saved_tensors
-        reached = _decayed_sums_from(ctx.behind, 1 - exists, grad)
+        reached = decayed_sums(1 - exists, grad, ctx.behind)
         return (reached * (values - found)).sum(-1), exists[..., None] * reached, None
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #950029fb
 class StickBreakingRetriever(LinearRetriever):
     "Neighbors by stick-breaking weights, in time and memory linear in N (crvnn Eq. 6)."
-    def fetch(self, values: Tensor) -> Tensor:
-        return StickBreakingRetrieval.apply(self.exists.to(values.dtype), values, self.side)
+    sums = StickBreakingRetrieval
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #89d96aa2
 def log_sums(
@@ -347,11 +333,9 @@ def neighbor_form(
     form: str = "auto",        # "dense" (matrix), "linear" (retriever), or "auto": by length
 ) -> str:                      # "dense" or "linear"
     "The form of neighbor retrieval for sentences of this length on this device."
-    if form not in ("auto", "dense", "linear"):
-        raise ValueError(f"form must be 'auto', 'dense' or 'linear', got {form!r}")
-    longest = DENSE_MAX_LENGTH.get(exists.device.type, DENSE_MAX_LENGTH["cuda"])
-    short = "dense" if exists.shape[-1] <= longest else "linear"
-    return short if form == "auto" else form
+    check_choice("form", form, ("auto", "dense", "linear"))
+    longest = DENSE_MAX_LENGTH["cpu" if exists.is_cpu else "cuda"]
+    return form if form != "auto" else "dense" if exists.shape[-1] <= longest else "linear"
 
 def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
