@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['COLORS', 'LOOKS', 'SAME_MODEL', 'canvas', 'model_look', 'separate_heights', 'label_ends', 'svg_from_matplotlib',
            'own_ids', 'inline', 'Figure', 'check_words', 'figure', 'line_chart', 'bar_chart', 'stacked_chart',
-           'box_size', 'arrow_ends', 'block_diagram', 'draw_arrow', 'soft_trees_chart']
+           'box_size', 'arrow_ends', 'block_diagram', 'draw_arrow', 'soft_trees_chart', 'markdown_table']
 
 # %% ../../nbs/workshop/plots.ipynb #3646747f
 import html
@@ -369,3 +369,13 @@ def soft_trees_chart(
         ax.tick_params(length=0)
     axes[0][0].set(ylabel="round")
     return fig
+
+# %% ../../nbs/workshop/plots.ipynb #a10c0021
+def markdown_table(
+    head: Sequence,   # titles of the columns
+    rows,             # rows of cells, texts or numbers
+) -> str:             # Markdown, for `IPython.display.Markdown`
+    "A table with its first column to the left and the others to the right."
+    sides = ["---", *["--:"] * (len(head) - 1)]
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, sides, *rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
