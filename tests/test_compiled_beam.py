@@ -139,13 +139,11 @@ def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activatio
     assert alive.equal(other.scores > -torch.inf)
     assert_close(other.scores[alive], one.scores[alive], rtol=1e-11, atol=1e-11)
     assert other.roots[alive].equal(one.roots[alive])
-    for mine, theirs in zip(trace_back(other, lengths), trace_back(one, lengths), strict=True):
-        if mine.is_floating_point():
-            made = trace_back(one, lengths).made > 0
-            assert_close(mine[made], theirs[made], rtol=1e-11, atol=1e-11)
-        else:
-            keep = alive[:, :, None].expand(-1, -1, mine.shape[2])
-            assert mine[keep].equal(theirs[keep])
+    lines = [trace_back(log, lengths) for log in (other, one)]
+    for mine, theirs in zip(*lines, strict=True):
+        assert mine[alive].equal(theirs[alive])
+    norms = [log.norms.movedim(0, 2).gather(1, own.slots)[lines[1].made > 0] for log, own in zip((other, one), lines)]
+    assert_close(*norms, rtol=1e-11, atol=1e-11)
     assert_close(other.arena[other.roots[alive]], one.arena[one.roots[alive]], rtol=1e-9, atol=1e-9)
     if one.kept is None:
         assert other.kept is None

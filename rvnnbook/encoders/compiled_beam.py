@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from .efficient_beam import EfficientBeam
 from ..layers.topk import gumbel_noise
 from ..layers.tree_search import (
-    active_counts, arena_search, blank_log, initial_scores, kept_units, make_arena, Search)
+    active_counts, arena_search, blank_steps, initial_scores, make_arena, note_kept, Search)
 
 try:
     import numba
@@ -256,32 +256,33 @@ def compiled_search(
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena with compiled bookkeeping (rir section 2)."
     (batch, width, dim), beam = leaves.shape, encoder.beam
-    arena, *beams = make_arena(encoder, leaves, lengths)
-    log, cell, scorer = blank_log(encoder, arena), encoder.grc, encoder.scorer
-    log.scores.copy_(initial_scores(batch, beam, leaves))
-    log.roots.copy_(beams[0][:, 1:2])
-    old = Beams(*(box.unsqueeze(1).repeat(1, beam, 1).numpy() for box in beams))
-    new = Beams(*map(np.copy, old))
-    nodes, around, parents, norms, scores, roots = (box.numpy() for box in log[:6])
-    places = arena.shape[1] * np.arange(batch)[:, None] + np.arange(1 + width, 1 + width + beam)
+    arena, kept, *beams = make_arena(encoder, leaves, lengths)
+    cell, scorer, counts = encoder.grc, encoder.scorer, active_counts(lengths)[:-1]
+    boxes = blank_steps(len(counts), batch, beam, leaves)
+    final = initial_scores(batch, beam, leaves)
+    old = Beams(*(box.view(batch, beam, -1).numpy() for box in beams))
+    new, roots = Beams(*map(np.copy, old)), old.rows[..., 1].copy()
+    around, made, parents, norms, scores, nodes = (box.numpy() for box in (*boxes, final, arena))
+    places = len(arena) // batch * np.arange(batch)[:, None] + np.arange(1 + width,
+                                                                         1 + width + beam)
     gain, shift, last = (p.detach().numpy() for p in (cell.norm.weight, cell.norm.bias,
                                                       scorer[1].weight))
     split, bias, sizes = scorer.split(), float(scorer[1].bias), lengths.numpy()
-    for step, going in enumerate(active_counts(lengths)[:-1]):
-        here, count = places[:going] + beam * step, min(beam, width - step - 1)
+    for step, going in enumerate(counts):
+        made[step, :going] = here = places[:going] + beam * step
+        count = min(beam, width - step - 1)
         first, second = step_noise(encoder, (going, beam, width - step - 1), count, leaves,
                                    generator)
         picks, below = select_pairs(sizes[:going] - step, old, new, scores, first, second, count,
-                                    nodes,
-                              here, parents[step], norms[step], around[step], dim)
+                                    nodes, here, parents[step], norms[step], around[step], dim)
         hidden = cell.activation(cell.w1(torch.from_numpy(below)))
-        keep = kept_units(encoder, log, step, len(hidden))
+        keep = note_kept(cell, kept, torch.from_numpy(here).flatten(), leaves)
         parts = cell.w2(hidden if keep is None else hidden * keep)
-        made = gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
-        halves = F.linear(torch.from_numpy(made)[:, :scorer.width], *split)
-        write_nodes(made, halves.numpy(), last[0], bias, here, picks, around[step], nodes, new)
+        composed = gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
+        halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *split)
+        write_nodes(composed, halves.numpy(), last[0], bias, here, picks, around[step], nodes, new)
         roots[:going], old, new = here, new, old
-    return log
+    return Search(*boxes, torch.from_numpy(roots), final, lengths, arena, kept)
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #9a669ef1
 COMPILE_MIN_LENGTH = 32    # tokens of the longest sentence, from which on a search is compiled

@@ -187,13 +187,14 @@ def _merge_numbered(nodes: Tensor, pairs: Tensor, pick: Tensor, parent: Tensor,
     return nodes, pairs, torch.stack([before, node, node, behind], 1).view(-1, 2)
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #afa3d4e0
-def _compose_pairs(parts: TreeParts, members: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+def _compose_pairs(parts: TreeParts, table: DrawnMerges, pairs: Tensor | slice,
+                   members: Tensor) -> tuple[Tensor, Tensor]:
     """Parents of pairs and their scores.
 
-    `parts`: cell and scorer; `members`: two nodes a pair, (R, 2, D); `keep`: hidden units that
-    dropout keeps, (R, H) bool; None: all. Returns: u, (R,); parents (R, D).
+    `parts`: cell and scorer; `table`: has the hidden units that dropout keeps; `pairs`: which
+    pairs, R of them; `members`: the two nodes of each, (R, 2, D). Returns: u, (R,); parents (R, D).
     """
-    factors = None if keep is None else scale_kept(parts.grc, keep, members)
+    factors = scale_kept(parts.grc, table.keep, pairs, members)
     parents = parts.grc.norm(children_parts(parts.grc, members.flatten(1), factors)[-1])
     return parts.weigh(members[:, 0], members[:, 1], parents)[0], parents
 
@@ -220,11 +221,10 @@ def _fill_pairs(parts: TreeParts, table: DrawnMerges, start: int, stop: int) -> 
     `parts`: cell and scorer; `table`: children of these pairs are known; `start`: the first of
     them; `stop`: the one after the last. Returns: writes scores and values.
     """
-    leaves = len(table.values) - len(table.scores)
-    keep = None if table.keep is None else table.keep[start:stop]
-    members = table.values[table.children[start:stop]]
-    table.scores[start:stop], table.values[leaves + start:leaves + stop] = _compose_pairs(
-        parts, members, keep)
+    leaves, pairs = len(table.values) - len(table.scores), slice(start, stop)
+    members = table.values[table.children[pairs]]
+    table.scores[pairs], table.values[leaves + start:leaves + stop] = _compose_pairs(
+        parts, table, pairs, members)
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #c2e0b952
 @torch.no_grad()
@@ -291,8 +291,7 @@ def _round_backward(parts: TreeParts, table: DrawnMerges, step: int, later: Tens
     at_parents[chosen] = later.gather(1, pick[..., None].expand(*wide)).squeeze(1)
     with torch.enable_grad():
         members = values[table.children[chosen]].requires_grad_()
-        keep = None if table.keep is None else table.keep[chosen]
-        _, parents = _compose_pairs(parts, members, keep)
+        _, parents = _compose_pairs(parts, table, chosen, members)
         below, = torch.autograd.grad(parents, members, at_parents[chosen])
     earlier = later.gather(1, (place - (place > pick).long())[..., None].expand(*wide))
     earlier.scatter_(1, (pick + place[:2])[..., None].expand(*wide), below)
@@ -330,7 +329,7 @@ class DrawnRoots(torch.autograd.Function):
         at_parents = torch.zeros_like(table.values[leaves:])
         with torch.enable_grad():
             members = table.values[table.children].requires_grad_()
-            made = _compose_pairs(parts, members, table.keep)
+            made = _compose_pairs(parts, table, slice(None), members)
             slopes, = torch.autograd.grad(made[0].sum(), members, retain_graph=True)
         later, joined = grad[:, None], [0, *(len(nodes) for nodes, *_ in table.rounds)]
         for step in reversed(range(len(table.rounds))):

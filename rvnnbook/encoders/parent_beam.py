@@ -26,8 +26,7 @@ def parent_arena(
     room: int,             # most pairs that may be asked for
 ) -> Arena:                # notes: the score of every node
     "An arena for the leaves and for every pair that a search composes."
-    return Arena(encoder.grc, leaves, room, encoder.scorer[0], 2 * (1 + len(leaves) + room),
-                 encoder.training and encoder.grc.dropout.p > 0)
+    return Arena(encoder.grc, leaves, room, encoder.scorer[0], 2 * (1 + len(leaves) + room))
 
 def compose_neighbors(
     arena: Arena,          # nodes; it grows
@@ -163,7 +162,7 @@ def plan_pairs(
     made = pairs.transpose(2, 3).flatten(1, 2)                     # (B, 3 K, T)
     family = torch.cat([made[..., None], arena.children(made)], -1).cpu()   # the plan's only copy
     made, children = family[..., 0], family[..., 1:]
-    lines = Lineages(made, F.pad(children, (1, 1)), made, made)
+    lines = Lineages(made, F.pad(children, (1, 1)))
     plan = plan_replay(lines, torch.arange(1, leaves + 1), arena.used, arena.kept is None)
     return plan.to(pairs.device)
 
@@ -197,12 +196,11 @@ def parent_search(
     arena, scores = found.arena, found.scores
     if not torch.is_grad_enabled():
         return arena.states[found.roots], scores.to(leaves.dtype), found.history
-    lives, keep = trace_lifetimes(found), None
+    lives = trace_lifetimes(found)
     flat = leaves.flatten(0, 1).index_select(0, found.tokens)
     plan = plan_pairs(arena, lives.pairs, len(flat))
-    if arena.kept is not None:
-        keep = scale_kept(encoder.grc, arena.kept[plan.places], leaves)
-    nodes = replay(encoder.grc, flat, plan, keep)
+    nodes = replay(encoder.grc, flat, plan,
+                   scale_kept(encoder.grc, arena.kept, plan.places, leaves))
     logits = encoder.scorer[0](nodes[len(flat):]).squeeze(-1)
     number = plan.number - len(flat)
     number[0] = len(logits)                                        # no node
