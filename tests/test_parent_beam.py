@@ -194,7 +194,7 @@ def test_every_place_holds_the_parent_of_its_children(sizes, beam, seed, entries
         arena = parent_arena(encoder, leaves[mask], room)
         if entries:
             arena.table = torch.zeros(entries, dtype=torch.int64)
-        _, scores, _ = search_states(initial_rows(arena, mask), mask.sum(1), beam, place_step(encoder, arena, []))
+        _, scores, _ = search_states(initial_rows(arena, mask), mask.sum(1), beam, place_step(encoder, arena))
         made = slice(1 + int(mask.sum()), arena.used)
         left, right = arena.states[arena.children(made)].unbind(1)
         assert_close(arena.states[made], encoder.grc(left, right))

@@ -2,12 +2,12 @@
 
 # %% auto #0
 __all__ = ['COMPILE_MIN_LENGTH', 'compiled', 'log_sum', 'top_places', 'choose_pairs', 'Beams', 'merge_pair', 'select_pairs',
-           'gate_and_norm', 'score_pair', 'write_nodes', 'step_noise', 'compiled_search', 'choose_search',
-           'CompiledBeam']
+           'gate_and_norm', 'score_pair', 'write_nodes', 'compiled_search', 'choose_search', 'CompiledBeam']
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #24a9edb8
 import math
 from collections.abc import Callable
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .efficient_beam import EfficientBeam
-from ..layers.topk import gumbel_noise
-from ..layers.tree_search import (
-    active_counts, arena_search, blank_steps, initial_scores, make_arena, note_kept, Search)
+from rvnnbook.layers.tree_search import (
+    active_counts, arena_search, blank_steps, initial_scores, make_arena, noise_ahead, note_kept,
+    Search)
 
 try:
     import numba
@@ -152,11 +152,9 @@ def select_pairs(
         for k, pick in enumerate(picks[b]):
             row, logits = old.rows[b, parents[b, k]], old.logits[b, parents[b, k]]
             merge_pair(row, logits, size, pick, places[b, k], new.rows[b, k], new.logits[b, k])
-            for side in range(4):
-                around[b, k, side] = row[pick + side]
-            for d in range(dim):
-                below[b * beam + k, d] = arena[row[pick + 1], d]
-                below[b * beam + k, dim + d] = arena[row[pick + 2], d]
+            around[b, k] = row[pick:pick + 4]
+            below[b * beam + k, :dim] = arena[row[pick + 1], :dim]
+            below[b * beam + k, dim:] = arena[row[pick + 2], :dim]
     return picks, below
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #77076fd7
@@ -218,10 +216,7 @@ def write_nodes(
     for r in range(len(nodes)):
         b, k = r // beam, r % beam
         place, outer_left, outer_right = places[b, k], around[b, k, 0], around[b, k, 3]
-        for d in range(dim):
-            arena[place, d] = nodes[r, d]
-        for d in range(2 * half):
-            arena[place, dim + d] = halves[r, d]
+        arena[place, :dim], arena[place, dim:] = nodes[r], halves[r]
         at, logits = picks[b, k], new.logits[b, k]
         logits[at], logits[at + 1] = -np.inf, -np.inf
         if outer_left > 0:
@@ -230,21 +225,6 @@ def write_nodes(
         if outer_right > 0:
             logits[at + 1] = bias + score_pair(halves[r, half:],
                                                arena[outer_right, dim:dim + half], weight)
-
-# %% ../../nbs/implementations/compiled_beam.ipynb #0919abd6
-def step_noise(
-    encoder,               # an EfficientBeam
-    shape: tuple,          # sentences, hypotheses, pairs: (B, K, P)
-    count: int,            # C, proposals of each hypothesis
-    like: Tensor,          # gives the type
-    generator: torch.Generator | None,    # of the noise
-) -> tuple[np.ndarray, np.ndarray]:    # of the pairs and of the proposals; empty if there is none
-    "The noise of one step, in the order of the plain search."
-    if not (encoder.training and encoder.noise):
-        return like.new_empty(*shape[:2], 0).numpy(), like.new_empty(shape[0], 0).numpy()
-    of_pairs, of_proposals = (gumbel_noise(like.new_empty(size), generator).numpy()
-                              for size in (shape, (shape[0], shape[1] * count)))
-    return of_pairs, of_proposals
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #7530f6af
 @torch.no_grad()
@@ -257,8 +237,8 @@ def compiled_search(
     "Beam search for trees in an arena with compiled bookkeeping (rir section 2)."
     (batch, width, dim), beam = leaves.shape, encoder.beam
     arena, kept, *beams = make_arena(encoder, leaves, lengths)
-    cell, scorer, counts = encoder.grc, encoder.scorer, active_counts(lengths)[:-1]
-    boxes = blank_steps(len(counts), batch, beam, leaves)
+    cell, scorer, counts = encoder.grc, encoder.scorer, active_counts(lengths)
+    boxes = blank_steps(len(counts) - 1, batch, beam, leaves)
     final = initial_scores(batch, beam, leaves)
     old = Beams(*(box.view(batch, beam, -1).numpy() for box in beams))
     new, roots = Beams(*map(np.copy, old)), old.rows[..., 1].copy()
@@ -268,11 +248,13 @@ def compiled_search(
     gain, shift, last = (p.detach().numpy() for p in (cell.norm.weight, cell.norm.bias,
                                                       scorer[1].weight))
     split, bias, sizes = scorer.split(), float(scorer[1].bias), lengths.numpy()
-    for step, going in enumerate(counts):
+    quiet = leaves.new_empty(batch, beam, 0)
+    draws = (noise_ahead(counts, beam, leaves, generator, most=0)
+             if encoder.training and encoder.noise else cycle([quiet, quiet[:, 0]]))
+    for step, going in enumerate(counts[:-1]):
         made[step, :going] = here = places[:going] + beam * step
         count = min(beam, width - step - 1)
-        first, second = step_noise(encoder, (going, beam, width - step - 1), count, leaves,
-                                   generator)
+        first, second = next(draws).numpy(), next(draws).numpy()
         picks, below = select_pairs(sizes[:going] - step, old, new, scores, first, second, count,
                                     nodes, here, parents[step], norms[step], around[step], dim)
         hidden = cell.activation(cell.w1(torch.from_numpy(below)))
@@ -320,11 +302,7 @@ class CompiledBeam(EfficientBeam):
         super().__init__(dim, beam, score_dim, hidden, activation, dropout, noise, distinct)
         self.compiled = compiled
 
-    def search(
-        self,
-        leaves: Tensor,                              # leaf states, (B, N, D), longest first
-        lengths: Tensor,                             # tokens of every sentence, (B,)
-        generator: torch.Generator | None = None,    # of the noise
-    ) -> Search:                                     # the decisions, and the nodes that were made
+    def search(self, leaves: Tensor, lengths: Tensor,    # (B, N, D), longest first; (B,)
+               generator: torch.Generator | None = None) -> Search:
         "Search in an arena, compiled or not."
         return choose_search(self, leaves)(self, leaves, lengths, generator)

@@ -34,7 +34,7 @@ def beam_states(
     distinct: bool = False,    # whether the search was for distinct states
 ) -> BeamStates:
     "Which state every slot had after every step; a sentence that has ended keeps its own."
-    (steps, batch, beam), device = log.parents.shape, lengths.device
+    (batch, beam), device = log.roots.shape, lengths.device
     slot, keys = torch.arange(beam, device=device), leaf_keys(len(log.arena), device)
     state, filled = torch.zeros_like(log.roots), (slot == 0).expand(batch, -1)
     found = BeamStates(*(torch.empty_like(log.parents, dtype=kind) for kind in (torch.int64,

@@ -7,6 +7,7 @@ __all__ = ['parent_arena', 'compose_neighbors', 'initial_rows', 'merge_places', 
 
 # %% ../../nbs/implementations/parent_beam.ipynb #c604d0d5
 from collections.abc import Callable
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -81,10 +82,10 @@ def merge_places(
 def place_step(
     encoder,                                     # a ParentBeam
     arena: Arena,                                # where nodes are
-    notes: list,                                 # gets, of every step, what `follow_back` needs
     generator: torch.Generator | None = None,    # of the noise, where there is any
 ) -> Callable:                                   # a step, as `search` wants it
     "Score known parents, choose, make two pairs (rir section 2)."
+    steps = count(1)
     def step(rows, scores, pairs):
         logits = arena.notes[:, 0][rows[:, :, :-1, 1]]
         noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
@@ -93,9 +94,8 @@ def place_step(
             descending=True, stable=True))
         origins, picks = chosen // picks.shape[-1], picks.flatten(1).gather(1, chosen)
         norms = logits.masked_fill(~pairs[:, None], -torch.inf).double().logsumexp(-1)
-        rows, ended = merge_places(arena, rows, origins, picks, len(notes) + 1)
-        notes.append((ended, norms.gather(1, origins)))
-        return rows, scores.to(logits.dtype), picks, origins
+        rows, ended = merge_places(arena, rows, origins, picks, next(steps))
+        return rows, scores.to(logits.dtype), picks, origins, ended, norms.gather(1, origins)
     return step
 
 # %% ../../nbs/implementations/parent_beam.ipynb #ed977edc
@@ -104,8 +104,8 @@ class ParentSearch(NamedTuple):
     arena: Arena           # all nodes
     roots: Tensor          # places of the final nodes, 0 where a slot is empty, (B, K)
     scores: Tensor         # s, -inf where a slot is empty, (B, K) double
-    history: list          # rows, scores, pairs, origins of every step
-    notes: list            # pairs that end and since when, (B', K', 3, 2); log Z, (B', K')
+    history: list          # of every step: rows, scores, pairs, origins, (B', K') each; pairs that
+                           # end and since when, (B', K', 3, 2); log Z, (B', K')
     tokens: Tensor         # where the tokens are in the flat batch, (L,)
 
 @torch.no_grad()
@@ -116,14 +116,13 @@ def search_parents(
     generator: torch.Generator | None = None,    # of the noise, where there is any
 ) -> ParentSearch:
     "The search of BT-GRC on places (rir section 2)."
-    tokens, notes = mask.flatten().cpu().nonzero()[:, 0].to(mask.device), []
+    tokens = mask.flatten().cpu().nonzero()[:, 0].to(mask.device)
     most = len(tokens) - len(mask) if mask.device.type == "cpu" else mask.numel()
     flat = leaves.flatten(0, 1).index_select(0, tokens)
     arena = parent_arena(encoder, flat, most * (2 * encoder.beam + 1))
-    step = place_step(encoder, arena, notes, generator)
     roots, scores, history = search_states(initial_rows(arena, mask), mask.sum(1), encoder.beam,
-                                           step)
-    return ParentSearch(arena, roots[..., 0], scores.double(), history, notes, tokens)
+                                           place_step(encoder, arena, generator))
+    return ParentSearch(arena, roots[..., 0], scores.double(), history, tokens)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #4d58153f
 class PairLifetimes(NamedTuple):
@@ -136,15 +135,15 @@ def trace_lifetimes(
     found: ParentSearch,   # from `find`
 ) -> PairLifetimes:        # empty slots have no pairs
     "From the final slots to the leaves."
-    steps, (batch, beam) = len(found.notes), found.scores.shape
+    steps, (batch, beam) = len(found.history), found.scores.shape
     origins = torch.arange(beam, device=found.roots.device).repeat(steps, batch, 1)
     ended, norms = (found.roots.new_zeros(steps, batch, beam, 3, 2),
                     found.scores.new_zeros(steps, batch, beam))
     if steps:                                                  # all of them in one write each
-        rows, came = zip(*((rows, came) for rows, *_, came in found.history))
+        rows, _, _, *decided = zip(*found.history)
         step = torch.arange(steps).repeat_interleave(torch.tensor([*map(len, rows)]))
         at = step.to(origins.device), torch.cat(rows)
-        for box, parts in zip((origins, ended, norms), (came, *zip(*found.notes))):
+        for box, parts in zip((origins, ended, norms), decided):
             tail = [0, 0] * (box.dim() - 3)
             box[at] = torch.cat([part if part.shape[1] == beam else F.pad(
                 part, [*tail, 0, beam - part.shape[1]]) for part in parts])

@@ -32,13 +32,9 @@ def cut_level(
     rule: str = "always",  # cut "always" after k nodes; or "late": not if n < k + floor(k / 2)
 ) -> Chunks:
     "Cut each sentence by its own length (rir section 3)."
-    full = widths.new_tensor([chunk_size(width, arity, rule) for width in widths.tolist()])
-    counts = (widths + full - 1) // full
-    number = torch.arange(int(counts.sum()), device=widths.device)
-    number = number - (counts.cumsum(0) - counts).repeat_interleave(counts)    # in its sentence
-    full, widths, first = (box.repeat_interleave(counts)
-                           for box in (full, widths, widths.cumsum(0) - widths))
-    return Chunks(first + number * full, torch.minimum(full, widths - number * full), counts)
+    pieces = [torch.arange(n).split(chunk_size(n, arity, rule)) for n in widths.tolist()]
+    size = torch.tensor([len(piece) for cut in pieces for piece in cut])
+    return Chunks(size.cumsum(0) - size, size, torch.tensor([len(cut) for cut in pieces]))
 
 # %% ../../nbs/implementations/rir_beam.ipynb #8051196a
 def string_it(
@@ -178,15 +174,6 @@ def find_or_make(
     shared = arena.kept is None and left.device.type == "cpu"      # looking up waits for values
     return (find_pairs if shared else Arena.compose)(arena, left, right)
 
-# %% ../../nbs/implementations/rir_beam.ipynb #894aaeea
-def _first_logits(arena, scorer, rows, scores):
-    "The scores of the pairs of all rows, before the first step."
-    if rows.device.type != "cpu":                    # to count real hypotheses would be a wait
-        return score_places(arena, scorer, rows[:, :-1], rows[:, 1:])
-    there, logits = (scores > -torch.inf).flatten(), scores.new_zeros(len(rows), rows.shape[1] - 1)
-    logits[there] = score_places(arena, scorer, rows[there, :-1], rows[there, 1:])
-    return logits
-
 # %% ../../nbs/implementations/rir_beam.ipynb #894aaeeb
 def search_chunks(
     encoder,               # a RIRBeam
@@ -208,8 +195,12 @@ def search_chunks(
         met = arena.notes.index_select(0, met.flatten()).view(len(around), 3, 2, -1)
         beside = scorer.finish(met[:, :2, 1] + met[:, 1:, 0])
         return made, beside.masked_fill(around[:, ::3] == 0, -torch.inf)
-    logits = _first_logits(arena, scorer, rows, scores[order])
-    found = search_rows(encoder, rows, logits, scores[order], longest, order, compose, generator)
+    scores, there = scores[order], slice(None)
+    if rows.device.type == "cpu":                              # to count them would be a wait
+        there = (scores > -torch.inf).flatten()
+    logits = scores.new_zeros(len(rows), rows.shape[1] - 1)
+    logits[there] = score_places(arena, scorer, rows[there, :-1], rows[there, 1:])
+    found = search_rows(encoder, rows, logits, scores, longest, order, compose, generator)
     return Search(*found, sizes, arena.states, arena.kept, below)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #09a58e81

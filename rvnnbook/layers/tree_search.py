@@ -2,18 +2,18 @@
 
 # %% auto #0
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_step', 'search_states', 'steps_from_merges',
-           'build_beam_trace', 'merges_of', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts',
+           'build_beam_trace', 'follow_back', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts',
            'initial_scores', 'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept',
            'make_nodes', 'blank_steps', 'write_steps', 'search_rows', 'arena_search', 'blank_kept', 'note_kept',
-           'Lineages', 'follow_back', 'trace_lineages', 'copy_to_host', 'survivors', 'trace_back', 'hash_pair',
-           'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'ReplayPlan', 'plan_replay',
-           'replay_forward', 'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay', 'replay',
-           'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores', 'concat_lineages',
-           'replay_levels', 'search_and_replay', 'final_trees']
+           'Lineages', 'trace_lineages', 'copy_to_host', 'survivors', 'trace_back', 'hash_pair', 'leaf_keys',
+           'label_nodes', 'Arena', 'find_pairs', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward',
+           'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores',
+           'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores', 'concat_lineages', 'replay_levels',
+           'search_and_replay', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, repeat
 from math import prod
 from typing import Any, NamedTuple
 
@@ -110,7 +110,8 @@ def search_states(
     leaves: Tensor,        # (B, N, D)
     lengths: Tensor,       # tokens of every sentence, (B,)
     width: int,            # K, hypotheses of a sentence
-    step,                  # called as step(states, scores, pairs), gives what beam_step gives
+    step,                  # called as step(states, scores, pairs), gives what beam_step gives,
+                           # and what else is to be recorded
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
     "Compose until every hypothesis is one node (rir section 2)."
     rows, whole, history = torch.arange(len(leaves), device=leaves.device), [], []
@@ -130,8 +131,8 @@ def search_states(
             counts = [n for n in counts if n > done + 1]
         states = states[:, :, :longest - done]
         if counts:
-            states, scores, picks, origins = step(states, scores, inside[:, done + 1:])
-            history.append((rows, scores.detach(), picks, origins))
+            states, scores, *decided = step(states, scores, inside[:, done + 1:])
+            history.append((rows, scores.detach(), *decided))
     rows, roots, scores = (torch.cat(parts) for parts in zip(*whole))
     order = rows.argsort()
     return roots[order], scores[order], history
@@ -165,27 +166,27 @@ def build_beam_trace(
     for step, (rows, *parts) in enumerate(history):
         for box, part in zip((after, picks, origins), parts):
             box[step, rows, :part.shape[1]] = part
-    beams = torch.zeros(B, K, mask.shape[1], dtype=torch.int64)
+    beams, merges = torch.zeros(B, K, mask.shape[1], dtype=torch.int64), picks.gather(
+        2, follow_back(origins)[0])
     for b, slot in (scores > -torch.inf).nonzero().tolist():
-        merges = merges_of(picks[:lengths[b] - 1, b], origins[:, b], slot)
-        beams[b, slot, :lengths[b]] = torch.tensor(steps_from_merges(merges, lengths[b]))
+        steps = steps_from_merges(merges[:lengths[b] - 1, b, slot].tolist(), lengths[b])
+        beams[b, slot, :lengths[b]] = torch.tensor(steps)
     scores = scores.detach()
     likeliest = beams[torch.arange(B), scores.argmax(-1).cpu()]
     return {"roots": roots.detach(), "scores": scores, "weights": scores.softmax(-1),
             "beams": beams.to(scores.device), "trees": likeliest.to(scores.device),
             "step_scores": after, "picks": picks, "origins": origins}
 
-def merges_of(
-    picks: Tensor,         # pairs composed by one sentence's slots, (T, K)
-    origins: Tensor,       # slots that they continue, (T or more, K)
-    slot: int,             # a slot after the last step
-) -> list[int]:            # (T,)
-    "Follow a hypothesis back to the leaves."
-    merges = []
-    for pair, origin in zip(picks.tolist()[::-1], origins[:len(picks)].tolist()[::-1]):
-        merges.append(pair[slot])
-        slot = origin[slot]
-    return merges[::-1]
+def follow_back(
+    pointers: Tensor,      # which hypothesis each one continues, (T, B, K) in [0, K)
+) -> tuple[Tensor, Tensor]:    # its slot after each step (T, B, K); before the first step (B, K)
+    "Slots of the final hypotheses in all steps, from their back pointers."
+    slot, slots = torch.arange(pointers.shape[2], device=pointers.device), []
+    slot = slot.expand(pointers.shape[1:])
+    for continued in pointers.flip(0):
+        slots.append(slot)
+        slot = continued.gather(1, slot)
+    return torch.stack(slots[::-1]) if slots else pointers, slot
 
 # %% ../../nbs/implementations/tree_search.ipynb #8330471c
 def choose_proposals(
@@ -496,17 +497,6 @@ class Lineages(NamedTuple):
     slots: Any = None      # which of the K hypotheses it was after that step, (B, K, T)
     origin: Any = None     # which of them it was before the first step, (B, K)
 
-def follow_back(
-    pointers: Tensor,      # which hypothesis each one continues, (T, B, K) in [0, K)
-) -> tuple[Tensor, Tensor]:    # its slot after each step (T, B, K); before the first step (B, K)
-    "Slots of the final hypotheses in all steps, from their back pointers."
-    slot, slots = torch.arange(pointers.shape[2], device=pointers.device), []
-    slot = slot.expand(pointers.shape[1:])
-    for continued in pointers.flip(0):
-        slots.append(slot)
-        slot = continued.gather(1, slot)
-    return torch.stack(slots[::-1]) if slots else pointers, slot
-
 # %% ../../nbs/implementations/tree_search.ipynb #652f97ce
 def trace_lineages(
     around: Tensor,        # outer left, left, right, outer right of every merge, (T, B, K, 4)
@@ -666,8 +656,7 @@ class ReplayPlan(NamedTuple):
 
     def to(self, device: torch.device) -> "ReplayPlan":
         "The plan with its tensors on a device."
-        return ReplayPlan(self.number.to(device), self.places.to(device),
-                          self.children.to(device), self.counts)
+        return ReplayPlan(*(part.to(device) for part in self[:3]), self.counts)
 
 def plan_replay(
     lines: Lineages,       # from trace_back
@@ -704,16 +693,14 @@ def replay_forward(
     "Compose the nodes of a plan in order of height."
     nodes = torch.cat([leaves, leaves.new_empty(len(plan.children), cell.dim)])
     start, levels = len(leaves), []
-    for count in plan.counts:
-        done = start - len(leaves)
-        pairs, kept = plan.children[done:done + count], keep
-        if keep is not None:
-            kept = keep[done:done + count]
+    factors = repeat(None) if keep is None else keep.split(plan.counts)
+    for pairs, kept in zip(plan.children.split(plan.counts), factors):
         before, parts, mixed = children_parts(cell, nodes[pairs].flatten(1), kept)
-        nodes[start:start + count], mean, scale = torch.native_layer_norm(
+        stop = start + len(pairs)
+        nodes[start:stop], mean, scale = torch.native_layer_norm(
             mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
         levels.append((before, parts, mixed, mean, scale))
-        start += count
+        start = stop
     return nodes, levels
 
 # %% ../../nbs/implementations/tree_search.ipynb #eaf8a0e4
