@@ -110,15 +110,15 @@ def test_cell_and_scorer_are_those_of_the_encoder(dim, rows, seed):
 
 
 def test_equal_pairs_are_taken_in_their_order():
-    scores, parents, picks, norms = np.array([0.0, -np.inf, -np.inf]), *np.zeros((2, 3), np.int64), np.zeros(3)
-    choose_pairs(np.zeros((3, 7)), 6, scores, np.empty((3, 0)), np.empty(0), 3, parents, norms, picks)
+    scores = np.array([0.0, -np.inf, -np.inf])
+    parents, norms, picks = choose_pairs(np.zeros((3, 7)), 6, scores, np.empty((3, 0)), np.empty(0), 3)
     assert picks.tolist() == [0, 1, 2] and parents.tolist() == [0, 0, 0]
     assert scores == pytest.approx(-np.log(5)) and norms == pytest.approx(np.log(5))
 
 
 def test_hypotheses_that_do_not_exist_stay_away():
-    scores, parents, picks, norms = np.array([-1.0, -np.inf]), *np.zeros((2, 2), np.int64), np.zeros(2)
-    choose_pairs(np.array([[-np.inf, 2.0, -np.inf], [-np.inf, 9.0, -np.inf]]), 2, scores, np.empty((2, 0)), np.empty(0), 1, parents, norms, picks)
+    scores = np.array([-1.0, -np.inf])
+    parents, _, picks = choose_pairs(np.array([[-np.inf, 2.0, -np.inf], [-np.inf, 9.0, -np.inf]]), 2, scores, np.empty((2, 0)), np.empty(0), 1)
     assert scores.tolist() == [-1.0, -np.inf] and parents.tolist() == [0, 0] and picks.tolist() == [0, 0]
 
 

@@ -266,7 +266,7 @@ def test_lives(sizes, beam, seed, noise):
                 assert not lives.pairs[b, slot].any()
                 continue
             merges, at = [], slot
-            for rows, _, picks, origins in found.history[n - 2::-1] if n > 1 else []:
+            for rows, _, picks, origins, *_ in found.history[n - 2::-1] if n > 1 else []:
                 here = rows.tolist().index(b)
                 merges.append(int(picks[here, at]))
                 at = int(origins[here, at])

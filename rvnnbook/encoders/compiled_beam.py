@@ -43,9 +43,7 @@ def log_sum(
     values: np.ndarray,    # u, at least one of them finite, (P,)
 ) -> float:                # log of the sum of exp u
     "The logarithm of a sum of exponentials."
-    top, total = -np.inf, 0.0
-    for value in values:
-        top = max(top, value)
+    top, total = np.float64(values.max()), 0.0
     for value in values:
         total += math.exp(value - top)
     return top + math.log(total)
@@ -78,10 +76,8 @@ def choose_pairs(
     first: np.ndarray,     # noise of the pairs, (K, P), or (K, 0)
     second: np.ndarray,    # noise of the proposals, (K C,), or (0,)
     count: int,            # C, proposals of each hypothesis
-    parents: np.ndarray,   # which hypothesis each new one comes from, (K,); written
-    norms: np.ndarray,     # log Z of that hypothesis, (K,); written
-    picks: np.ndarray,     # which of its pairs is composed, (K,); written
-) -> None:
+) -> tuple:                # which hypothesis each new one comes from, log Z of it, and which of its
+                           # pairs is composed, (K,) each
     "One step's decisions for one sentence (rir section 2)."
     beam = len(scores)
     pairs, sums = np.zeros((beam, count), np.int64), np.zeros(beam, scores.dtype)
@@ -96,16 +92,16 @@ def choose_pairs(
                 proposals[k * count + rank] = scores[k] + row[pick] - sums[k]
     chosen = top_places(proposals, second, beam)
     for slot in range(beam):
-        at = max(chosen[slot], 0)
-        k = at // count
-        parents[slot], norms[slot], picks[slot] = k, sums[k], pairs[k, at % count]
-        scores[slot] = proposals[at] if chosen[slot] >= 0 else -np.inf
+        scores[slot] = proposals[chosen[slot]] if chosen[slot] >= 0 else -np.inf
+    chosen = np.maximum(chosen, 0)
+    parents = chosen // count
+    return parents, sums[parents], pairs.flatten()[chosen]
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #c293faf9
 class Beams(NamedTuple):
     "All hypotheses of all sentences."
     rows: np.ndarray       # places of nodes, 0 at both ends, (B, K, N+2)
-    logits: np.ndarray     # score of the pair of entries i and i+1, -inf at both ends, (B, K, N+1)
+    logits: np.ndarray     # score of the pair of entries i and i+1, if they are nodes, (B, K, N+1)
 
 @compiled
 def merge_pair(
@@ -147,8 +143,8 @@ def select_pairs(
     picks = np.empty((len(sizes), beam), np.int64)
     below = np.empty((len(sizes) * beam, 2 * dim), arena.dtype)
     for b, size in enumerate(sizes):
-        choose_pairs(old.logits[b], size, scores[b], first[b], second[b], count, parents[b],
-                     norms[b], picks[b])
+        parents[b], norms[b], picks[b] = choose_pairs(old.logits[b], size, scores[b], first[b],
+                                                      second[b], count)
         for k, pick in enumerate(picks[b]):
             row, logits = old.rows[b, parents[b, k]], old.logits[b, parents[b, k]]
             merge_pair(row, logits, size, pick, places[b, k], new.rows[b, k], new.logits[b, k])
@@ -218,13 +214,9 @@ def write_nodes(
         place, outer_left, outer_right = places[b, k], around[b, k, 0], around[b, k, 3]
         arena[place, :dim], arena[place, dim:] = nodes[r], halves[r]
         at, logits = picks[b, k], new.logits[b, k]
-        logits[at], logits[at + 1] = -np.inf, -np.inf
-        if outer_left > 0:
-            logits[at] = bias + score_pair(arena[outer_left, dim + half:],
-                                           halves[r, :half], weight)
-        if outer_right > 0:
-            logits[at + 1] = bias + score_pair(halves[r, half:],
-                                               arena[outer_right, dim:dim + half], weight)
+        logits[at] = bias + score_pair(arena[outer_left, dim + half:], halves[r, :half], weight)
+        logits[at + 1] = bias + score_pair(halves[r, half:], arena[outer_right, dim:dim + half],
+                                           weight)
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #7530f6af
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['parent_arena', 'compose_neighbors', 'initial_rows', 'merge_places', 'place_step', 'ParentSearch', 'search_parents',
-           'PairLifetimes', 'trace_lifetimes', 'plan_pairs', 'lifetime_scores', 'parent_search', 'continue_rows',
-           'complete_rows', 'soft_step', 'soft_search', 'ParentBeam']
+           'PairLifetimes', 'trace_lifetimes', 'plan_pairs', 'lifetime_scores', 'parent_search', 'complete_rows',
+           'soft_search', 'ParentBeam']
 
 # %% ../../nbs/implementations/parent_beam.ipynb #c604d0d5
 from collections.abc import Callable
@@ -208,48 +208,41 @@ def parent_search(
     return torch.where(scores[..., None] > -torch.inf, roots, 0), scores, found.history
 
 # %% ../../nbs/implementations/parent_beam.ipynb #3e24871a
-def continue_rows(
-    rows: Tensor,          # nodes and their parents with the next node, (B, K, M, 2 D)
-    origins: Tensor,       # the hypothesis that each slot continues, (B, S)
-    picks: Tensor,         # the pair that it composes, (B, S)
-) -> tuple[Tensor, Tensor]:    # nodes, and parents that were known, (B, S, M-1, D) each
-    "Rows after a merge, without the parents of the two new pairs (rir section 2)."
-    (batch, beam, count, width), flat = rows.shape, rows.flatten(0, 2)
-    place = torch.arange(count - 1, device=rows.device)
-    start = (torch.arange(batch, device=rows.device)[:, None] * beam + origins) * count
-    moved = start[..., None] + place + (place > picks[..., None])
-    nodes, parents = flat[moved].chunk(2, -1)
-    new = flat[start + picks][..., None, width // 2:]
-    return torch.where((place == picks[..., None])[..., None], new, nodes), parents
-
 def complete_rows(
     cell,                  # f, called as cell(left, right) on (R, D)
-    nodes: Tensor,         # of the slots that are no mixture, (B, S, M, D)
-    parents: Tensor,       # known ones, (B, S, M, D)
-    picks: Tensor,         # place of each slot's new node, (B, S)
-    mixed: Tensor,         # the mixture's nodes, (B, 1, M, D)
-) -> Tensor:               # (B, S + 1, M, 2 D)
+    rows: Tensor,          # nodes and their parents with the next node, (B, K, M, 2 D)
+    origins: Tensor,       # the hypothesis that each slot but the mixture continues, (B, S)
+    picks: Tensor,         # the pair that it composes, (B, S)
+    mixed: Tensor,         # the mixture's nodes, (B, 1, M - 1, D)
+) -> Tensor:               # rows after the step, (B, S + 1, M - 1, 2 D)
     "Compose all pairs of the mixture, and two of each other slot (rir section 2)."
-    batch, slots, count, dim = nodes.shape
-    three = (picks[..., None] + torch.arange(-1, 2, device=picks.device)).clamp(0, count - 1)
+    (batch, beam, count, _), slots, dim = rows.shape, picks.shape[1], mixed.shape[-1]
+    place, flat = torch.arange(count - 1, device=rows.device), rows.flatten(0, 2)
+    start = (torch.arange(batch, device=rows.device)[:, None] * beam + origins) * count
+    nodes, parents = flat[start[..., None] + place + (place > picks[..., None])].chunk(2, -1)
+    new = flat[start + picks][..., None, dim:]
+    nodes = torch.where((place == picks[..., None])[..., None], new, nodes)
+    three = (picks[..., None] + torch.arange(-1, 2, device=picks.device)).clamp(0, count - 2)
     met = nodes.gather(2, three[..., None].expand(-1, -1, -1, dim))
     left, right = (torch.cat([beside.reshape(-1, dim), soft.reshape(-1, dim)]) for beside, soft in (
         (met[:, :, :2], mixed[:, :, :-1]), (met[:, :, 1:], mixed[:, :, 1:])))
     made, softly = cell(left, right).to(nodes.dtype).split(
-        [batch * slots * 2, batch * (count - 1)])
-    made, place = made.view(batch, slots, 2, dim), torch.arange(count, device=picks.device)
+        [batch * slots * 2, batch * (count - 2)])
+    made = made.view(batch, slots, 2, dim)
     for side in (0, 1):
         here = (place == picks[..., None] - 1 + side)[..., None]
         parents = torch.where(here, made[:, :, side, None], parents)
-    softly = F.pad(softly.view(batch, 1, count - 1, dim), (0, 0, 0, 1))
+    softly = F.pad(softly.view(batch, 1, count - 2, dim), (0, 0, 0, 1))
     return torch.cat([torch.cat([nodes, parents], -1), torch.cat([mixed, softly], -1)], 1)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #ccc0eae1
-def soft_step(
+def soft_search(
     encoder,                                     # a ParentBeam with OneSoft
+    leaves: Tensor,                              # leaf states, (B, N, D)
+    mask: Tensor,                                # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # of the noise, where there is any
-) -> Callable:                                   # a step, as search_states wants it
-    "One step of OneSoft on rows of nodes and parents (rir section 2)."
+) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
+    "OneSoft with two new parents a step in all slots but one (rir section 2)."
     def step(rows, scores, pairs):
         logits = encoder.scorer[0](rows[:, :, :-1, encoder.dim:]).squeeze(-1)
         noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
@@ -260,23 +253,12 @@ def soft_step(
         share = mixture.unflatten(-1, picks.shape[1:]).sum(-1)
         merged = mixture @ F.one_hot(picks, pairs.shape[-1]).flatten(1, 2).to(choice.dtype)
         nodes, made = torch.einsum("bsk,bkmd->bsmd", share, rows).chunk(2, -1)
-        mixed, hard = merge_pairs(nodes, made[:, :, :-1], merged), chosen_picks[:, :-1]
-        known = continue_rows(rows, origins[:, :-1], hard)
-        rows = complete_rows(encoder.grc, *known, hard, mixed)
+        mixed = merge_pairs(nodes, made[:, :, :-1], merged)
+        rows = complete_rows(encoder.grc, rows, origins[:, :-1], chosen_picks[:, :-1], mixed)
         return rows, scores, chosen_picks, origins
-    return step
-
-def soft_search(
-    encoder,                                     # a ParentBeam with OneSoft
-    leaves: Tensor,                              # leaf states, (B, N, D)
-    mask: Tensor,                                # (B, N) bool, True = token
-    generator: torch.Generator | None = None,    # of the noise, where there is any
-) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
-    "OneSoft with two new parents a step in all slots but one (rir section 2)."
     parents = encoder.grc(leaves[:, :-1], leaves[:, 1:])
     rows = torch.cat([leaves, F.pad(parents, (0, 0, 0, 1))], -1)
-    roots, scores, history = search_states(rows, mask.sum(1), encoder.beam,
-                                           soft_step(encoder, generator))
+    roots, scores, history = search_states(rows, mask.sum(1), encoder.beam, step)
     return roots[..., :encoder.dim], scores, history
 
 # %% ../../nbs/implementations/parent_beam.ipynb #602fb5de

@@ -5,6 +5,7 @@ __all__ = ['ALIGNMENTS', 'Chunks', 'cut_level', 'string_it', 'align', 'search_le
            'find_or_make', 'search_chunks', 'nested_search']
 
 # %% ../../nbs/implementations/rir_beam.ipynb #e0a8ed02
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -87,7 +88,8 @@ def search_levels(
     draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple[Tensor, Tensor]:       # results (B, K, ...), scores (B, K)
     "Search the chunks of each level, lowest first (rir section 3.1)."
-    beam, widths, level = encoder.beam, lengths.cpu(), 0
+    beam, widths = encoder.beam, lengths.cpu()
+    given = repeat(None) if draws is None else iter(draws)
     results = leaves.repeat_interleave(beam, 0)
     scores = initial_scores(len(leaves), beam, encoder.leaf.weight)
     alone = torch.ones(len(leaves), dtype=torch.bool, device=leaves.device)
@@ -102,9 +104,7 @@ def search_levels(
             return results, scores
         results = results.flatten(0, 1)
         alone = (widths == 1).repeat_interleave(widths).to(results.device)
-        slots, found = align(scores.detach(), encoder.align, alone, generator,
-                             None if draws is None else draws[level])
-        level += 1
+        slots, found = align(scores.detach(), encoder.align, alone, generator, next(given))
 
 # %% ../../nbs/implementations/rir_beam.ipynb #bfba9f44
 class RIRBeam(CompiledBeam):

@@ -4,12 +4,11 @@
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_step', 'search_states', 'steps_from_merges',
            'build_beam_trace', 'follow_back', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts',
            'initial_scores', 'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept',
-           'make_nodes', 'blank_steps', 'write_steps', 'search_rows', 'arena_search', 'blank_kept', 'note_kept',
-           'Lineages', 'trace_lineages', 'copy_to_host', 'survivors', 'trace_back', 'hash_pair', 'leaf_keys',
-           'label_nodes', 'Arena', 'find_pairs', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward',
-           'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores',
-           'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores', 'concat_lineages', 'replay_levels',
-           'search_and_replay', 'final_trees']
+           'blank_steps', 'write_steps', 'search_rows', 'arena_search', 'blank_kept', 'note_kept', 'Lineages',
+           'copy_to_host', 'survivors', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs',
+           'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
+           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores',
+           'lineage_scores', 'concat_lineages', 'replay_levels', 'search_and_replay', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterator
@@ -143,12 +142,10 @@ def steps_from_merges(
     length: int,           # n, tokens
 ) -> list[int]:            # composition steps, (n,)
     "The tree that a merge order builds."
-    ends, heights, steps = list(range(length)), [0] * length, [0] * length
+    nodes: list = list(range(length))
     for pair in merges:
-        heights[pair] = 1 + max(heights[pair], heights[pair + 1])
-        steps[ends[pair]] = heights[pair]
-        del ends[pair], heights[pair + 1]
-    return steps
+        nodes[pair:pair + 2] = [(nodes[pair], nodes[pair + 1])]
+    return steps_from_tree(nodes[0])
 
 # %% ../../nbs/implementations/tree_search.ipynb #1f153d93
 def build_beam_trace(
@@ -355,25 +352,6 @@ def scale_kept(
     "Dropout factors of hidden units that were kept before."
     return None if kept is None else kept[places].to(like.dtype) / (1 - cell.dropout.p)
 
-# %% ../../nbs/implementations/tree_search.ipynb #b5a0a103
-def make_nodes(
-    encoder,               # an EfficientBeam
-    arena: Tensor,         # (B M, D + 2 d)
-    around: Tensor,        # outer left, left, right, outer right of each merge, (R, 4)
-    keep: Tensor | None,   # factors of the hidden units, (R, H)
-    split: tuple,          # weight and bias of both halves, from `scorer.split()`
-) -> tuple[Tensor, Tensor]:    # new nodes (R, D + 2 d); scores of the pairs beside them,
-                               # to be masked where there is none, (R, 2)
-    "Compose and rescore."
-    dim, cell, scorer = encoder.dim, encoder.grc, encoder.scorer
-    met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
-    node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
-    halves = F.linear(node[:, :scorer.width], *split)                  # right half, left half
-    size, width = met.shape[2], scorer.width
-    beside = met.as_strided((len(met), 2, width), (4 * size, 3 * size - width, 1), dim + width)
-    logits = scorer.finish(halves.view(beside.shape) + beside)         # left half, right half
-    return torch.cat([node, halves], 1), logits
-
 # %% ../../nbs/implementations/tree_search.ipynb #ab30f1fb
 def blank_steps(
     steps: int,            # T
@@ -448,8 +426,10 @@ def arena_search(
     generator: torch.Generator | None = None,    # of the noise
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena (rir section 2)."
-    (batch, width, _), beam, split = leaves.shape, encoder.beam, encoder.scorer.split()
+    (batch, width, dim), beam, cell = leaves.shape, encoder.beam, encoder.grc
     arena, kept, rows, logits = make_arena(encoder, leaves, lengths)
+    scorer, split, size = encoder.scorer, encoder.scorer.split(), arena.shape[1]
+    half = scorer.width
     number = torch.arange(len(arena), device=leaves.device)
     places = number.view(batch, -1)[:, 1 + width:].unflatten(1, (-1, beam)).transpose(0, 1)
     places = places.contiguous()                               # of the nodes of every step
@@ -457,11 +437,15 @@ def arena_search(
     missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
     def compose(around, step):
         made = places[step, :len(around) // beam].view(-1)
-        keep = note_kept(encoder.grc, kept, made, arena)
-        arena[made], beside = make_nodes(encoder, arena, around, keep, split)
+        keep = note_kept(cell, kept, made, arena)
+        met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
+        node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
+        halves = F.linear(node[:, :half], *split)              # right half, left half
+        beside = met.as_strided((len(met), 2, half), (4 * size, 3 * size - half, 1), dim + half)
+        arena[made] = torch.cat([node, halves], 1)
         if keys is not None:
             keys[made] = hash_pair(*keys[around[:, 1:3]].unbind(1))
-        return made[:, None], beside
+        return made[:, None], scorer.finish(halves.view(beside.shape) + beside)
     found = search_rows(encoder, rows, logits, initial_scores(batch, beam, leaves), lengths,
                         number[:batch], compose, generator, keys, missing)
     return Search(*found, lengths, arena, kept)
@@ -498,19 +482,6 @@ class Lineages(NamedTuple):
     origin: Any = None     # which of them it was before the first step, (B, K)
 
 # %% ../../nbs/implementations/tree_search.ipynb #652f97ce
-def trace_lineages(
-    around: Tensor,        # outer left, left, right, outer right of every merge, (T, B, K, 4)
-    made: Tensor,          # places of the nodes made, 0 where a sentence has ended, (T, B, K)
-    pointers: Tensor,      # which hypothesis each one continues, (T, B, K)
-    wanted: Tensor,        # 1 for hypotheses to be followed, else 0, (B, K)
-) -> Lineages:             # their merges, none for the others
-    "Follow hypotheses back to the beginning."
-    slots, origin = follow_back(pointers)
-    made = made.gather(2, slots) * wanted
-    around = around.gather(2, slots[..., None].expand(-1, -1, -1, 4)) * (made > 0)[..., None]
-    made, around, slots = (box.movedim(0, 2) for box in (made, around, slots))
-    return Lineages(made.contiguous(), around, slots, origin)
-
 def copy_to_host(
     *tensors: Tensor,      # of integers
 ) -> list[Tensor]:         # the same on the CPU
@@ -530,13 +501,17 @@ def survivors(
     *boxes, used = copy_to_host(*(box for level in levels for box in level[:3]),
                                 *(level.below for level in levels[1:]), alive.long())
     for at in reversed(range(count)):
-        lines = trace_lineages(*boxes[3 * at:3 * at + 3], used)
+        around, made, parents = boxes[3 * at:3 * at + 3]
+        slots, origin = follow_back(parents)
+        made = made.gather(2, slots) * used
+        around = around.gather(2, slots[..., None].expand(-1, -1, -1, 4)) * (made > 0)[..., None]
+        made, around, slots = (box.movedim(0, 2) for box in (made, around, slots))
         if levels[at].below is not None:                       # many lineages, of few steps each
-            lines = lines._replace(around=lines.around.contiguous())
-        found.append(lines)
+            around = around.contiguous()
+        found.append(Lineages(made.contiguous(), around, slots, origin))
         if at > 0:
             sizes, below = levels[at].sizes, boxes[3 * count + at - 1]
-            rows = torch.zeros_like(used).scatter_add_(1, lines.origin, used) > 0
+            rows = torch.zeros_like(used).scatter_add_(1, origin, used) > 0
             needed = below[rows[..., None] & length_mask(sizes)[:, None]]
             used = used.new_zeros(int(sizes.sum()), used.shape[1])
             used.view(-1)[needed] = 1
@@ -753,14 +728,8 @@ def collect_gradients(
 class Replay(torch.autograd.Function):
     "Nodes of a plan in order of height; weight gradients in one product each."
     @staticmethod
-    def forward(
-        ctx,
-        leaves: Tensor,        # leaf states, (L, D)
-        plan: ReplayPlan,            # what to compose
-        keep: Tensor | None,   # factors of the hidden units, (M, H)
-        cell: GRC,             # the cell
-        *parameters,           # of the cell; named so that they receive gradients
-    ) -> Tensor:               # states of leaves and nodes, (L + M, D)
+    def forward(ctx, leaves: Tensor, plan: ReplayPlan, keep: Tensor | None, cell: GRC,
+                *parameters) -> Tensor:                        # named, so that they get gradients
         nodes, ctx.levels = replay_forward(cell, leaves, plan, keep)
         ctx.save_for_backward(nodes, keep)
         ctx.plan, ctx.cell = plan, cell
@@ -837,13 +806,11 @@ def birth_steps(
     lines: Lineages,       # merges
 ) -> Tensor:               # step before which each node around a merge was there, (M, K, T, 4)
     "The step in which each node appeared in its lineage; 0 for initial nodes."
-    if not lines.made.shape[-1]:
-        return lines.around
-    made, steps = lines.made.sort(-1)
+    made, steps = F.pad(lines.made, (1, 0)).sort(-1)           # counted from 1
     around = lines.around.flatten(-2)
     at = torch.searchsorted(made, around).clamp(max=made.shape[-1] - 1)
     found = (made.gather(-1, at) == around) & (around > 0)
-    born = torch.where(found, steps.gather(-1, at) + 1, 0).view_as(lines.around)
+    born = torch.where(found, steps.gather(-1, at), 0).view_as(lines.around)
     return torch.empty_like(lines.around).copy_(born)          # steps outermost, as in `around`
 
 # %% ../../nbs/implementations/tree_search.ipynb #2ee38598
