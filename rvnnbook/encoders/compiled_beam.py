@@ -114,12 +114,9 @@ def merge_pair(
     new_logits: np.ndarray,    # written but for the two scores beside the new node, (N+1,)
 ) -> None:
     "Replace a pair of nodes by one node."
-    for i in range(pick):
-        new_row[i], new_logits[i] = row[i], logits[i]
-    new_row[pick], new_row[pick + 1] = row[pick], place
-    for i in range(pick + 3, size + 1):
-        new_row[i - 1], new_logits[i - 1] = row[i], logits[i]
-    new_row[size] = 0
+    new_row[:pick + 1], new_row[pick + 1], new_row[size] = row[:pick + 1], place, 0
+    new_row[pick + 2:size], new_logits[:pick] = row[pick + 3:size + 1], logits[:pick]
+    new_logits[pick + 2:size] = logits[pick + 3:size + 1]
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #b3145bf9
 @compiled

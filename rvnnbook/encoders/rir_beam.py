@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['ALIGNMENTS', 'Chunks', 'cut_level', 'string_it', 'align', 'search_levels', 'RIRBeam', 'shared_arena', 'score_places',
-           'find_or_make', 'search_chunks', 'nested_search']
+           'search_chunks', 'nested_search']
 
 # %% ../../nbs/implementations/rir_beam.ipynb #e0a8ed02
 from itertools import repeat
@@ -146,11 +146,11 @@ def shared_arena(
     merges: int,           # compositions that every one of the K hypotheses needs at most
 ) -> Arena:                # notes: the halves of every node, as right child and as left child
     "An arena for the nodes of all levels (rir section 3.1)."
-    split = encoder.scorer.split()
-    def halves(states):
-        return F.linear(states[:, :encoder.scorer.width], *split)
-    room = encoder.beam * merges
-    return Arena(encoder.grc, leaves, room, halves, 1 << (4 * room).bit_length())
+    room, split, width = encoder.beam * merges, encoder.scorer.split(), encoder.scorer.width
+    arena = Arena(encoder.grc, leaves, room, lambda states: F.linear(states[:, :width], *split),
+                  1 << (4 * room).bit_length())
+    arena.shared = arena.kept is None and leaves.device.type == "cpu"  # a look-up waits for values
+    return arena
 
 # %% ../../nbs/implementations/rir_beam.ipynb #bfffbb4a
 def score_places(
@@ -164,15 +164,6 @@ def score_places(
                          for half, at in zip(arena.notes.chunk(2, 1), (right, left)))
     logits = scorer.finish(as_left + as_right).view(left.shape)
     return logits.masked_fill((left == 0) | (right == 0), -torch.inf)
-
-def find_or_make(
-    arena: Arena,          # nodes; it grows
-    left: Tensor,          # places of left children, (R,)
-    right: Tensor,         # places of right children, (R,)
-) -> Tensor:               # places of their parents, (R,)
-    "Compose pairs, reusing nodes that the arena holds: not with dropout, and on the CPU only."
-    shared = arena.kept is None and left.device.type == "cpu"      # looking up waits for values
-    return (find_pairs if shared else Arena.compose)(arena, left, right)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #894aaeeb
 def search_chunks(
@@ -190,7 +181,7 @@ def search_chunks(
     real = length_mask(longest, below.shape[-1]).to(below.device)[:, None]
     rows = F.pad(torch.where(real, results[below[order]], 0), (1, 1)).flatten(0, 1)
     def compose(around, step):
-        made = find_or_make(arena, around[:, 1], around[:, 2])[:, None]
+        made = find_pairs(arena, around[:, 1], around[:, 2])[:, None]
         met = torch.cat([around[:, :1], made, around[:, 3:]], 1)
         met = arena.notes.index_select(0, met.flatten()).view(len(around), 3, 2, -1)
         beside = scorer.finish(met[:, :2, 1] + met[:, 1:, 0])

@@ -569,7 +569,7 @@ class Arena:
         describe,              # notes of nodes, called as describe(states (R, D)), gives (R, F)
         entries: int,          # entries of the table, >= 1
     ):
-        self.cell, self.describe, self.used = cell, describe, 1 + len(leaves)
+        self.cell, self.describe, self.shared, self.used = cell, describe, True, 1 + len(leaves)
         self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, describe(leaves)))
         self.places = torch.arange(total := self.used + room, device=leaves.device)
         self.codes = torch.full_like(self.places, -1)      # left child * total + right
@@ -604,6 +604,8 @@ def find_pairs(
     right: Tensor,         # places of right children, (R,)
 ) -> Tensor:               # places of their parents, (R,)
     "Places of parents, composed where the arena does not find them."
+    if not arena.shared:
+        return arena.compose(left, right)
     total, entries = len(arena.states), hash_pair(left, right) % len(arena.table)
     codes, places = left * total + right, arena.table[entries]
     new = (arena.codes[places] != codes).nonzero().squeeze(1)
