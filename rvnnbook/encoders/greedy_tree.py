@@ -336,13 +336,13 @@ def _drawn_trace(table: DrawnMerges, order: Tensor, mask: Tensor) -> dict:
     `table`: from _draw_merges; `order`: which sentence each row is, (B,); `mask`: (B, N) bool, True
     = token. Returns: trees, steps, (B, N); scores (T, B, N), -inf where there is no pair.
     """
-    lengths, order = mask.sum(1)[order].tolist(), order.tolist()
+    lengths, numbers = mask.sum(1)[order].tolist(), order.tolist()
     scores = table.scores.new_full((lengths[0] - 1, *mask.shape), -torch.inf)
     trees, heights = torch.zeros(2, *mask.shape, dtype=torch.int64)
     alive = [torch.arange(n).tolist() for n in lengths]
     for nodes, pairs, pick, _ in table.rounds:
         for row, at in enumerate(pick[:, 0].tolist()):
-            b, places = order[row], alive[row]
+            b, places = numbers[row], alive[row]
             scores[lengths[row] - nodes.shape[1], b, places[:-1]] = table.scores[pairs[row]]
             sent, to = places.pop(at), places[at]
             trees[b, sent] = heights[b, to] = 1 + heights[b, [sent, to]].max()

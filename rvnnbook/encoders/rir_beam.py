@@ -192,7 +192,7 @@ def search_chunks(
     logits = scores.new_zeros(len(rows), rows.shape[1] - 1)
     logits[there] = score_places(arena, scorer, rows[there, :-1], rows[there, 1:])
     found = search_rows(encoder, rows, logits, scores, longest, order, compose, generator)
-    return Search(*found, sizes, arena.states, arena.kept, below)
+    return Search._make((*found, sizes, arena.states, arena.kept, below))
 
 # %% ../../nbs/implementations/rir_beam.ipynb #09a58e81
 def nested_search(
@@ -212,7 +212,7 @@ def nested_search(
         arena = shared_arena(encoder, leaves.flatten(0, 1).index_select(0, tokens),
                              int((lengths - 1).sum()))
         def search(*level):
-            levels.append(found := search_chunks(encoder, arena, *level, generator))
+            levels.append(found := search_chunks(encoder, arena, *level, generator=generator))
             return found.roots, found.scores
         search_levels(encoder, arena.places[1:len(tokens) + 1], lengths, search, generator, draws)
     return replay_levels(encoder, leaves, lengths, levels, places * inside, trace)

@@ -391,7 +391,7 @@ def search_rows(
     generator: torch.Generator | None = None,    # of the noise
     keys: Tensor | None = None,    # of all places; given: states must differ
     missing: Tensor | None = None,    # pairs that there are not in the beginning, (B, 1, N-1) bool
-) -> tuple:                # what a Search begins with, up to the final scores
+) -> Any:                  # what a Search begins with, up to the final scores
     "Beam search over rows of places (rir section 2)."
     beam, noisy, counts = encoder.beam, encoder.training and encoder.noise, active_counts(sizes)
     boxes, ended, noted = blank_steps(len(counts) - 1, len(order), beam, scores), [], []
@@ -448,7 +448,7 @@ def arena_search(
         return made[:, None], scorer.finish(halves.view(beside.shape) + beside)
     found = search_rows(encoder, rows, logits, initial_scores(batch, beam, leaves), lengths,
                         number[:batch], compose, generator, keys, missing)
-    return Search(*found, lengths, arena, kept)
+    return Search._make((*found, lengths, arena, kept, None))
 
 # %% ../../nbs/implementations/tree_search.ipynb #dd2f3f1a
 def blank_kept(
@@ -633,7 +633,8 @@ class ReplayPlan(NamedTuple):
 
     def to(self, device: torch.device) -> "ReplayPlan":
         "The plan with its tensors on a device."
-        return ReplayPlan(*(part.to(device) for part in self[:3]), self.counts)
+        number, places, children = (part.to(device) for part in self[:3])
+        return ReplayPlan(number, places, children, self.counts)
 
 def plan_replay(
     lines: Lineages,       # from trace_back
@@ -852,7 +853,8 @@ def lineage_scores(
     lines: list[Lineages], # lineages of the final hypotheses in every level
 ) -> Tensor:               # s, scores of the final hypotheses that there are, (B, K)
     "Final scores: initial scores plus the sums of all levels (rir section 3.1)."
-    scores, device = None, logits.device
+    scores: Any = None
+    device = logits.device
     for level, line, three in zip(levels, lines, pairs):
         steps, since = torch.arange(line.made.shape[2]), birth_steps(line)
         scored = (line.made > 0) & (steps < level.sizes[:, None, None] - 2)
