@@ -62,8 +62,8 @@ RENAMED |= {
         "search": "layers.tree_search.search_states",
         "tell": "layers.tree_search.build_beam_trace"},
     "encoders.compiled_beam": {"WORTH_IT": "COMPILE_MIN_LENGTH", "best": "top_places",
-        "close_gap": "merge_pair", "decide": "select_pairs", "noise": "step_noise",
-        "settle": "write_nodes"},
+        "close_gap": "merge_pair", "decide": "select_pairs",
+        "noise": "layers.tree_search.noise_ahead", "settle": "write_nodes"},
     "encoders.crvnn": {"encode_along": "FixedTreeCRvNN", "expect": "retrieve_scalar",
         "frame": "layers.masking.add_boundary_tokens",
         "put_back": "layers.masking.scatter_back", "rival_sigmoid": "modulated_sigmoid_exp",
@@ -88,7 +88,6 @@ RENAMED |= {
 
 # %% ../nbs/workshop/renamed.ipynb #e1a0a016
 RENAMED |= {
-    "encoders.greedy_tree": {"tell": "build_tree_trace"},
     "encoders.ndr": {"lean": "directional_bias"},
     "encoders.ndr_halt": {"RULES": "HALT_RULES",
         "after_taking": "remaining_existence", "faded": "layers.attention.scale_by_existence"},
@@ -98,7 +97,7 @@ RENAMED |= {
         "lived_scores": "lifetime_scores", "renew": "merge_places"},
     "encoders.rir": {"Fold": "LeftFold"},
     "encoders.rir_beam": {"add_up": "sum_scores", "appeared": "layers.tree_search.birth_steps",
-        "nest": "search_levels", "one_after_the_other": "concat_lineages",
+        "nest": "search_levels", "one_after_the_other": "layers.tree_search.concat_lineages",
         "pair_scores": "layers.tree_search.score_pairs"},
     "encoders.rvnn": {"compose_posted": "layers.given_trees.compose_by_height",
         "compose_rounds": "layers.given_trees.compose_by_height"},

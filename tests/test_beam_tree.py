@@ -13,7 +13,7 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap, tree_from_steps
 from rvnnbook.encoders.beam_tree import BeamTree, one_step
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.topk import choice_matrix, one_soft
-from rvnnbook.layers.tree_search import beam_step, merge_pairs, merges_of, propose_pairs, prune_beam, search_states, steps_from_merges
+from rvnnbook.layers.tree_search import beam_step, follow_back, merge_pairs, propose_pairs, prune_beam, search_states, steps_from_merges
 from tests import golden
 from tests.helpers import randomize_norms
 
@@ -138,8 +138,9 @@ def test_scores_and_roots_follow_from_the_trees(n, beam, seed):
     x, mask = batch_of([n], seed)
     story = encoder(x, mask, trace=True).trace
     leaves = leaves_of(encoder, x[0], n)
+    slots, _ = follow_back(story["origins"])
     for slot in (story["scores"][0] > -torch.inf).nonzero().flatten().tolist():
-        merges, nodes, score = merges_of(story["picks"][:, 0], story["origins"][:, 0], slot), leaves, 0.0
+        merges, nodes, score = story["picks"].gather(2, slots)[:, 0, slot].tolist(), leaves, 0.0
         for j in merges:
             parents, shares = pairs_of(encoder, nodes)
             nodes, score = [*nodes[:j], parents[j], *nodes[j + 2:]], score + shares[j].item()

@@ -206,7 +206,7 @@ def test_twins_are_replayed_once():
     log = arena_search(encoder, leaves, sizes)
     lines = trace_back(log, sizes)
     heights, keys = label_nodes(lines, len(log.arena))
-    trees = [tree_from_steps(steps) for steps in final_trees(lines, sizes, len(log.arena))[0].tolist()]
+    trees = [tree_from_steps(steps) for steps in final_trees(lines, torch.arange(1, 13)[None], log.roots, sizes)[0].tolist()]
 
     def inner(tree):
         return {tree} | inner(tree[0]) | inner(tree[1]) if isinstance(tree, tuple) else set()

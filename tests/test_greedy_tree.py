@@ -10,9 +10,12 @@ from torch.nn import functional as F
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.greedy_tree import (
-    GreedyTree, TreeParts, _drawn_rounds, drawn_trees, find_trees, _replace_position, build_tree_trace, tree_noise)
+    GreedyTree, TreeParts, _drawn_trace, drawn_trees, find_trees, _replace_position, tree_noise)
 from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.layers.tree_search import children_parts, merge_pairs
+from tests.helpers import on_page
+
+build_tree_trace, = on_page("implementations/greedy_tree", "build_tree_trace")
 
 quick = settings(deadline=None, max_examples=40)
 few = settings(deadline=None, max_examples=12)
@@ -344,7 +347,7 @@ def test_pairs_composed_once_equal_the_literal_loop(scorer, sizes, seed, tempera
     root, rounds = literal_root(encoder, leaves, mask, noise)
     once, table, order = drawn_trees(encoder, leaves, mask, noise, temperature)
     torch.testing.assert_close(once, root, rtol=0, atol=1e-12)
-    torch.testing.assert_close(build_tree_trace(_drawn_rounds(table, order, mask), mask), build_tree_trace(rounds, mask))
+    torch.testing.assert_close(_drawn_trace(table, order, mask), build_tree_trace(rounds, mask))
     inputs = [leaves, *encoder.grc.parameters(), *encoder.scorer.parameters()]
     for found, expected in zip(gradients(once, inputs), gradients(root, inputs)):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)

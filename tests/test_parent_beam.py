@@ -194,7 +194,7 @@ def test_every_place_holds_the_parent_of_its_children(sizes, beam, seed, entries
         arena = parent_arena(encoder, leaves[mask], room)
         if entries:
             arena.table = torch.zeros(entries, dtype=torch.int64)
-        _, scores, _ = search_states(initial_rows(arena, mask), mask.sum(1), beam, place_step(encoder, arena, []))
+        _, scores, _ = search_states(initial_rows(arena, mask), mask.sum(1), beam, place_step(encoder, arena))
         made = slice(1 + int(mask.sum()), arena.used)
         left, right = arena.states[arena.children(made)].unbind(1)
         assert_close(arena.states[made], encoder.grc(left, right))
@@ -266,7 +266,7 @@ def test_lives(sizes, beam, seed, noise):
                 assert not lives.pairs[b, slot].any()
                 continue
             merges, at = [], slot
-            for rows, _, picks, origins in found.history[n - 2::-1] if n > 1 else []:
+            for rows, _, picks, origins, *_ in found.history[n - 2::-1] if n > 1 else []:
                 here = rows.tolist().index(b)
                 merges.append(int(picks[here, at]))
                 at = int(origins[here, at])

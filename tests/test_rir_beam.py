@@ -10,11 +10,11 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, cut_level, find_or_make, nested_search, score_places, shared_arena, string_it)
+from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, cut_level, nested_search, score_places, shared_arena, string_it)
 from rvnnbook.lab.subjects import literal_nested
 from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_tree
-from rvnnbook.layers.tree_search import encode_with_search, search_and_replay
+from rvnnbook.layers.tree_search import encode_with_search, find_pairs, search_and_replay
 from tests.helpers import DIM, answers, assert_same, batch_of
 
 few = settings(deadline=None, max_examples=25)
@@ -275,7 +275,7 @@ def test_a_table_that_forgets_changes_nothing():
     left = torch.tensor([1, 2, 1, 4, 2, 1])
     with torch.no_grad():
         for _ in range(3):
-            one, other = (find_or_make(box, left, left + 1) for box in (arena, small))
+            one, other = (find_pairs(box, left, left + 1) for box in (arena, small))
             assert_close(arena.states[one], encoder.grc(leaves[left - 1], leaves[left]))
             assert torch.equal(small.states[other], arena.states[one])
         assert arena.used == 18 + 3 < small.used                       # three different pairs; the small one has met some again
@@ -288,7 +288,7 @@ def test_dropout_shares_nothing():
     encoder = make(12, 3, 4, train=True, dropout=0.5)
     arena = shared_arena(encoder, torch.randn(4, DIM).double(), 3)
     with torch.no_grad():
-        places = find_or_make(arena, torch.tensor([1, 1, 1]), torch.tensor([2, 2, 2]))
+        places = find_pairs(arena, torch.tensor([1, 1, 1]), torch.tensor([2, 2, 2]))
     assert len(set(places.tolist())) == 3 and (arena.states[places[0]] != arena.states[places[1]]).any()
     share = float(arena.kept[5:8].double().mean())
     assert 0.2 < share < 0.8 and not arena.kept[8:].any()

@@ -59,7 +59,6 @@ def one_step(
         parents = encoder.grc(states[:, :, :-1], states[:, :, 1:]).to(states.dtype)
         with torch.autocast(states.device.type, enabled=False):
             logits = encoder.scorer[0](parents).squeeze(-1)
-            noisy = encoder.noise and encoder.training
-            noise = gumbel_noise(logits, generator) if noisy else None
+            noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
             return beam_step(states, scores, parents, logits, pairs, encoder.beam, choose, noise)
     return step

@@ -2,12 +2,12 @@
 
 # %% auto #0
 __all__ = ['COMPILE_MIN_LENGTH', 'compiled', 'log_sum', 'top_places', 'choose_pairs', 'Beams', 'merge_pair', 'select_pairs',
-           'gate_and_norm', 'score_pair', 'write_nodes', 'step_noise', 'compiled_search', 'choose_search',
-           'CompiledBeam']
+           'gate_and_norm', 'score_pair', 'write_nodes', 'compiled_search', 'choose_search', 'CompiledBeam']
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #24a9edb8
 import math
 from collections.abc import Callable
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .efficient_beam import EfficientBeam
-from ..layers.topk import gumbel_noise
-from ..layers.tree_search import (
-    active_counts, arena_search, blank_log, initial_scores, kept_units, make_arena, Search)
+from rvnnbook.layers.tree_search import (
+    active_counts, arena_search, blank_steps, initial_scores, make_arena, noise_ahead, note_kept,
+    Search)
 
 try:
     import numba
@@ -43,9 +43,7 @@ def log_sum(
     values: np.ndarray,    # u, at least one of them finite, (P,)
 ) -> float:                # log of the sum of exp u
     "The logarithm of a sum of exponentials."
-    top, total = -np.inf, 0.0
-    for value in values:
-        top = max(top, value)
+    top, total = np.float64(values.max()), 0.0
     for value in values:
         total += math.exp(value - top)
     return top + math.log(total)
@@ -78,10 +76,8 @@ def choose_pairs(
     first: np.ndarray,     # noise of the pairs, (K, P), or (K, 0)
     second: np.ndarray,    # noise of the proposals, (K C,), or (0,)
     count: int,            # C, proposals of each hypothesis
-    parents: np.ndarray,   # which hypothesis each new one comes from, (K,); written
-    norms: np.ndarray,     # log Z of that hypothesis, (K,); written
-    picks: np.ndarray,     # which of its pairs is composed, (K,); written
-) -> None:
+) -> tuple:                # which hypothesis each new one comes from, log Z of it, and which of its
+                           # pairs is composed, (K,) each
     "One step's decisions for one sentence (rir section 2)."
     beam = len(scores)
     pairs, sums = np.zeros((beam, count), np.int64), np.zeros(beam, scores.dtype)
@@ -96,16 +92,16 @@ def choose_pairs(
                 proposals[k * count + rank] = scores[k] + row[pick] - sums[k]
     chosen = top_places(proposals, second, beam)
     for slot in range(beam):
-        at = max(chosen[slot], 0)
-        k = at // count
-        parents[slot], norms[slot], picks[slot] = k, sums[k], pairs[k, at % count]
-        scores[slot] = proposals[at] if chosen[slot] >= 0 else -np.inf
+        scores[slot] = proposals[chosen[slot]] if chosen[slot] >= 0 else -np.inf
+    chosen = np.maximum(chosen, 0)
+    parents = chosen // count
+    return parents, sums[parents], pairs.flatten()[chosen]
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #c293faf9
 class Beams(NamedTuple):
     "All hypotheses of all sentences."
     rows: np.ndarray       # places of nodes, 0 at both ends, (B, K, N+2)
-    logits: np.ndarray     # score of the pair of entries i and i+1, -inf at both ends, (B, K, N+1)
+    logits: np.ndarray     # score of the pair of entries i and i+1, if they are nodes, (B, K, N+1)
 
 @compiled
 def merge_pair(
@@ -118,12 +114,9 @@ def merge_pair(
     new_logits: np.ndarray,    # written but for the two scores beside the new node, (N+1,)
 ) -> None:
     "Replace a pair of nodes by one node."
-    for i in range(pick):
-        new_row[i], new_logits[i] = row[i], logits[i]
-    new_row[pick], new_row[pick + 1] = row[pick], place
-    for i in range(pick + 3, size + 1):
-        new_row[i - 1], new_logits[i - 1] = row[i], logits[i]
-    new_row[size] = 0
+    new_row[:pick + 1], new_row[pick + 1], new_row[size] = row[:pick + 1], place, 0
+    new_row[pick + 2:size], new_logits[:pick] = row[pick + 3:size + 1], logits[:pick]
+    new_logits[pick + 2:size] = logits[pick + 3:size + 1]
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #b3145bf9
 @compiled
@@ -147,16 +140,14 @@ def select_pairs(
     picks = np.empty((len(sizes), beam), np.int64)
     below = np.empty((len(sizes) * beam, 2 * dim), arena.dtype)
     for b, size in enumerate(sizes):
-        choose_pairs(old.logits[b], size, scores[b], first[b], second[b], count, parents[b],
-                     norms[b], picks[b])
+        parents[b], norms[b], picks[b] = choose_pairs(old.logits[b], size, scores[b], first[b],
+                                                      second[b], count)
         for k, pick in enumerate(picks[b]):
             row, logits = old.rows[b, parents[b, k]], old.logits[b, parents[b, k]]
             merge_pair(row, logits, size, pick, places[b, k], new.rows[b, k], new.logits[b, k])
-            for side in range(4):
-                around[b, k, side] = row[pick + side]
-            for d in range(dim):
-                below[b * beam + k, d] = arena[row[pick + 1], d]
-                below[b * beam + k, dim + d] = arena[row[pick + 2], d]
+            around[b, k] = row[pick:pick + 4]
+            below[b * beam + k, :dim] = arena[row[pick + 1], :dim]
+            below[b * beam + k, dim:] = arena[row[pick + 2], :dim]
     return picks, below
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #77076fd7
@@ -218,33 +209,11 @@ def write_nodes(
     for r in range(len(nodes)):
         b, k = r // beam, r % beam
         place, outer_left, outer_right = places[b, k], around[b, k, 0], around[b, k, 3]
-        for d in range(dim):
-            arena[place, d] = nodes[r, d]
-        for d in range(2 * half):
-            arena[place, dim + d] = halves[r, d]
+        arena[place, :dim], arena[place, dim:] = nodes[r], halves[r]
         at, logits = picks[b, k], new.logits[b, k]
-        logits[at], logits[at + 1] = -np.inf, -np.inf
-        if outer_left > 0:
-            logits[at] = bias + score_pair(arena[outer_left, dim + half:],
-                                           halves[r, :half], weight)
-        if outer_right > 0:
-            logits[at + 1] = bias + score_pair(halves[r, half:],
-                                               arena[outer_right, dim:dim + half], weight)
-
-# %% ../../nbs/implementations/compiled_beam.ipynb #0919abd6
-def step_noise(
-    encoder,               # an EfficientBeam
-    shape: tuple,          # sentences, hypotheses, pairs: (B, K, P)
-    count: int,            # C, proposals of each hypothesis
-    like: Tensor,          # gives the type
-    generator: torch.Generator | None,    # of the noise
-) -> tuple[np.ndarray, np.ndarray]:    # of the pairs and of the proposals; empty if there is none
-    "The noise of one step, in the order of the plain search."
-    if not (encoder.training and encoder.noise):
-        return like.new_empty(*shape[:2], 0).numpy(), like.new_empty(shape[0], 0).numpy()
-    of_pairs, of_proposals = (gumbel_noise(like.new_empty(size), generator).numpy()
-                              for size in (shape, (shape[0], shape[1] * count)))
-    return of_pairs, of_proposals
+        logits[at] = bias + score_pair(arena[outer_left, dim + half:], halves[r, :half], weight)
+        logits[at + 1] = bias + score_pair(halves[r, half:], arena[outer_right, dim:dim + half],
+                                           weight)
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #7530f6af
 @torch.no_grad()
@@ -256,32 +225,35 @@ def compiled_search(
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena with compiled bookkeeping (rir section 2)."
     (batch, width, dim), beam = leaves.shape, encoder.beam
-    arena, *beams = make_arena(encoder, leaves, lengths)
-    log, cell, scorer = blank_log(encoder, arena), encoder.grc, encoder.scorer
-    log.scores.copy_(initial_scores(batch, beam, leaves))
-    log.roots.copy_(beams[0][:, 1:2])
-    old = Beams(*(box.unsqueeze(1).repeat(1, beam, 1).numpy() for box in beams))
-    new = Beams(*map(np.copy, old))
-    nodes, around, parents, norms, scores, roots = (box.numpy() for box in log[:6])
-    places = arena.shape[1] * np.arange(batch)[:, None] + np.arange(1 + width, 1 + width + beam)
+    arena, kept, *beams = make_arena(encoder, leaves, lengths)
+    cell, scorer, counts = encoder.grc, encoder.scorer, active_counts(lengths)
+    boxes = blank_steps(len(counts) - 1, batch, beam, leaves)
+    final = initial_scores(batch, beam, leaves)
+    old = Beams(*(box.view(batch, beam, -1).numpy() for box in beams))
+    new, roots = Beams(*map(np.copy, old)), old.rows[..., 1].copy()
+    around, made, parents, norms, scores, nodes = (box.numpy() for box in (*boxes, final, arena))
+    places = len(arena) // batch * np.arange(batch)[:, None] + np.arange(1 + width,
+                                                                         1 + width + beam)
     gain, shift, last = (p.detach().numpy() for p in (cell.norm.weight, cell.norm.bias,
                                                       scorer[1].weight))
     split, bias, sizes = scorer.split(), float(scorer[1].bias), lengths.numpy()
-    for step, going in enumerate(active_counts(lengths)[:-1]):
-        here, count = places[:going] + beam * step, min(beam, width - step - 1)
-        first, second = step_noise(encoder, (going, beam, width - step - 1), count, leaves,
-                                   generator)
+    quiet = leaves.new_empty(batch, beam, 0)
+    draws = (noise_ahead(counts, beam, leaves, generator, most=0)
+             if encoder.training and encoder.noise else cycle([quiet, quiet[:, 0]]))
+    for step, going in enumerate(counts[:-1]):
+        made[step, :going] = here = places[:going] + beam * step
+        count = min(beam, width - step - 1)
+        first, second = next(draws).numpy(), next(draws).numpy()
         picks, below = select_pairs(sizes[:going] - step, old, new, scores, first, second, count,
-                                    nodes,
-                              here, parents[step], norms[step], around[step], dim)
+                                    nodes, here, parents[step], norms[step], around[step], dim)
         hidden = cell.activation(cell.w1(torch.from_numpy(below)))
-        keep = kept_units(encoder, log, step, len(hidden))
+        keep = note_kept(cell, kept, torch.from_numpy(here).flatten(), leaves)
         parts = cell.w2(hidden if keep is None else hidden * keep)
-        made = gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
-        halves = F.linear(torch.from_numpy(made)[:, :scorer.width], *split)
-        write_nodes(made, halves.numpy(), last[0], bias, here, picks, around[step], nodes, new)
+        composed = gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
+        halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *split)
+        write_nodes(composed, halves.numpy(), last[0], bias, here, picks, around[step], nodes, new)
         roots[:going], old, new = here, new, old
-    return log
+    return Search(*boxes, torch.from_numpy(roots), final, lengths, arena, kept)
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #9a669ef1
 COMPILE_MIN_LENGTH = 32    # tokens of the longest sentence, from which on a search is compiled
@@ -319,11 +291,7 @@ class CompiledBeam(EfficientBeam):
         super().__init__(dim, beam, score_dim, hidden, activation, dropout, noise, distinct)
         self.compiled = compiled
 
-    def search(
-        self,
-        leaves: Tensor,                              # leaf states, (B, N, D), longest first
-        lengths: Tensor,                             # tokens of every sentence, (B,)
-        generator: torch.Generator | None = None,    # of the noise
-    ) -> Search:                                     # the decisions, and the nodes that were made
+    def search(self, leaves: Tensor, lengths: Tensor,    # (B, N, D), longest first; (B,)
+               generator: torch.Generator | None = None) -> Search:
         "Search in an arena, compiled or not."
         return choose_search(self, leaves)(self, leaves, lengths, generator)

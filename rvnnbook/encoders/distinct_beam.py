@@ -34,15 +34,14 @@ def beam_states(
     distinct: bool = False,    # whether the search was for distinct states
 ) -> BeamStates:
     "Which state every slot had after every step; a sentence that has ended keeps its own."
-    (steps, batch, beam), device = log.parents.shape, lengths.device
+    (batch, beam), device = log.roots.shape, lengths.device
     slot, keys = torch.arange(beam, device=device), leaf_keys(len(log.arena), device)
-    ends = len(log.arena) // batch * torch.arange(1, batch + 1, device=device)[:, None]
-    state, filled = torch.zeros_like(ends + slot), (slot == 0).expand(batch, -1)
+    state, filled = torch.zeros_like(log.roots), (slot == 0).expand(batch, -1)
     found = BeamStates(*(torch.empty_like(log.parents, dtype=kind) for kind in (torch.int64,
                                                                                 torch.bool)))
-    for step, (parents, around) in enumerate(zip(log.parents, log.around[..., 1:3])):
+    for step, (around, new, parents) in enumerate(zip(log.around[..., 1:3], *log[1:3])):
         left, right = keys[around].unbind(-1)
-        keys[ends - beam * (steps - step) + slot] = made = hash_pair(left, right)
+        keys[new] = made = hash_pair(left, right)
         going = (step < lengths - 1)[:, None]
         state = state.gather(1, parents) + torch.where(going, made - left - right, 0)
         filled = filled.gather(1, parents) & ((around > 0).all(-1) | ~going)

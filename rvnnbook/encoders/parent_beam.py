@@ -2,11 +2,12 @@
 
 # %% auto #0
 __all__ = ['parent_arena', 'compose_neighbors', 'initial_rows', 'merge_places', 'place_step', 'ParentSearch', 'search_parents',
-           'PairLifetimes', 'trace_lifetimes', 'plan_pairs', 'lifetime_scores', 'parent_search', 'continue_rows',
-           'complete_rows', 'soft_step', 'soft_search', 'ParentBeam']
+           'PairLifetimes', 'trace_lifetimes', 'plan_pairs', 'lifetime_scores', 'parent_search', 'complete_rows',
+           'soft_search', 'ParentBeam']
 
 # %% ../../nbs/implementations/parent_beam.ipynb #c604d0d5
 from collections.abc import Callable
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -26,8 +27,7 @@ def parent_arena(
     room: int,             # most pairs that may be asked for
 ) -> Arena:                # notes: the score of every node
     "An arena for the leaves and for every pair that a search composes."
-    return Arena(encoder.grc, leaves, room, encoder.scorer[0], 2 * (1 + len(leaves) + room),
-                 encoder.training and encoder.grc.dropout.p > 0)
+    return Arena(encoder.grc, leaves, room, encoder.scorer[0], 2 * (1 + len(leaves) + room))
 
 def compose_neighbors(
     arena: Arena,          # nodes; it grows
@@ -82,10 +82,10 @@ def merge_places(
 def place_step(
     encoder,                                     # a ParentBeam
     arena: Arena,                                # where nodes are
-    notes: list,                                 # gets, of every step, what `follow_back` needs
     generator: torch.Generator | None = None,    # of the noise, where there is any
 ) -> Callable:                                   # a step, as `search` wants it
     "Score known parents, choose, make two pairs (rir section 2)."
+    steps = count(1)
     def step(rows, scores, pairs):
         logits = arena.notes[:, 0][rows[:, :, :-1, 1]]
         noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
@@ -94,9 +94,8 @@ def place_step(
             descending=True, stable=True))
         origins, picks = chosen // picks.shape[-1], picks.flatten(1).gather(1, chosen)
         norms = logits.masked_fill(~pairs[:, None], -torch.inf).double().logsumexp(-1)
-        rows, ended = merge_places(arena, rows, origins, picks, len(notes) + 1)
-        notes.append((ended, norms.gather(1, origins)))
-        return rows, scores.to(logits.dtype), picks, origins
+        rows, ended = merge_places(arena, rows, origins, picks, next(steps))
+        return rows, scores.to(logits.dtype), picks, origins, ended, norms.gather(1, origins)
     return step
 
 # %% ../../nbs/implementations/parent_beam.ipynb #ed977edc
@@ -105,8 +104,8 @@ class ParentSearch(NamedTuple):
     arena: Arena           # all nodes
     roots: Tensor          # places of the final nodes, 0 where a slot is empty, (B, K)
     scores: Tensor         # s, -inf where a slot is empty, (B, K) double
-    history: list          # rows, scores, pairs, origins of every step
-    notes: list            # pairs that end and since when, (B', K', 3, 2); log Z, (B', K')
+    history: list          # of every step: rows, scores, pairs, origins, (B', K') each; pairs that
+                           # end and since when, (B', K', 3, 2); log Z, (B', K')
     tokens: Tensor         # where the tokens are in the flat batch, (L,)
 
 @torch.no_grad()
@@ -117,14 +116,13 @@ def search_parents(
     generator: torch.Generator | None = None,    # of the noise, where there is any
 ) -> ParentSearch:
     "The search of BT-GRC on places (rir section 2)."
-    tokens, notes = mask.flatten().cpu().nonzero()[:, 0].to(mask.device), []
+    tokens = mask.flatten().cpu().nonzero()[:, 0].to(mask.device)
     most = len(tokens) - len(mask) if mask.device.type == "cpu" else mask.numel()
     flat = leaves.flatten(0, 1).index_select(0, tokens)
     arena = parent_arena(encoder, flat, most * (2 * encoder.beam + 1))
-    step = place_step(encoder, arena, notes, generator)
     roots, scores, history = search_states(initial_rows(arena, mask), mask.sum(1), encoder.beam,
-                                           step)
-    return ParentSearch(arena, roots[..., 0], scores.double(), history, notes, tokens)
+                                           place_step(encoder, arena, generator))
+    return ParentSearch(arena, roots[..., 0], scores.double(), history, tokens)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #4d58153f
 class PairLifetimes(NamedTuple):
@@ -137,15 +135,15 @@ def trace_lifetimes(
     found: ParentSearch,   # from `find`
 ) -> PairLifetimes:        # empty slots have no pairs
     "From the final slots to the leaves."
-    steps, (batch, beam) = len(found.notes), found.scores.shape
+    steps, (batch, beam) = len(found.history), found.scores.shape
     origins = torch.arange(beam, device=found.roots.device).repeat(steps, batch, 1)
     ended, norms = (found.roots.new_zeros(steps, batch, beam, 3, 2),
                     found.scores.new_zeros(steps, batch, beam))
     if steps:                                                  # all of them in one write each
-        rows, came = zip(*((rows, came) for rows, *_, came in found.history))
+        rows, _, _, *decided = zip(*found.history)
         step = torch.arange(steps).repeat_interleave(torch.tensor([*map(len, rows)]))
         at = step.to(origins.device), torch.cat(rows)
-        for box, parts in zip((origins, ended, norms), (came, *zip(*found.notes))):
+        for box, parts in zip((origins, ended, norms), decided):
             tail = [0, 0] * (box.dim() - 3)
             box[at] = torch.cat([part if part.shape[1] == beam else F.pad(
                 part, [*tail, 0, beam - part.shape[1]]) for part in parts])
@@ -163,7 +161,7 @@ def plan_pairs(
     made = pairs.transpose(2, 3).flatten(1, 2)                     # (B, 3 K, T)
     family = torch.cat([made[..., None], arena.children(made)], -1).cpu()   # the plan's only copy
     made, children = family[..., 0], family[..., 1:]
-    lines = Lineages(made, F.pad(children, (1, 1)), made, made)
+    lines = Lineages(made, F.pad(children, (1, 1)))
     plan = plan_replay(lines, torch.arange(1, leaves + 1), arena.used, arena.kept is None)
     return plan.to(pairs.device)
 
@@ -197,12 +195,11 @@ def parent_search(
     arena, scores = found.arena, found.scores
     if not torch.is_grad_enabled():
         return arena.states[found.roots], scores.to(leaves.dtype), found.history
-    lives, keep = trace_lifetimes(found), None
+    lives = trace_lifetimes(found)
     flat = leaves.flatten(0, 1).index_select(0, found.tokens)
     plan = plan_pairs(arena, lives.pairs, len(flat))
-    if arena.kept is not None:
-        keep = scale_kept(encoder.grc, arena.kept[plan.places], leaves)
-    nodes = replay(encoder.grc, flat, plan, keep)
+    nodes = replay(encoder.grc, flat, plan,
+                   scale_kept(encoder.grc, arena.kept, plan.places, leaves))
     logits = encoder.scorer[0](nodes[len(flat):]).squeeze(-1)
     number = plan.number - len(flat)
     number[0] = len(logits)                                        # no node
@@ -211,48 +208,41 @@ def parent_search(
     return torch.where(scores[..., None] > -torch.inf, roots, 0), scores, found.history
 
 # %% ../../nbs/implementations/parent_beam.ipynb #3e24871a
-def continue_rows(
-    rows: Tensor,          # nodes and their parents with the next node, (B, K, M, 2 D)
-    origins: Tensor,       # the hypothesis that each slot continues, (B, S)
-    picks: Tensor,         # the pair that it composes, (B, S)
-) -> tuple[Tensor, Tensor]:    # nodes, and parents that were known, (B, S, M-1, D) each
-    "Rows after a merge, without the parents of the two new pairs (rir section 2)."
-    (batch, beam, count, width), flat = rows.shape, rows.flatten(0, 2)
-    place = torch.arange(count - 1, device=rows.device)
-    start = (torch.arange(batch, device=rows.device)[:, None] * beam + origins) * count
-    moved = start[..., None] + place + (place > picks[..., None])
-    nodes, parents = flat[moved].chunk(2, -1)
-    new = flat[start + picks][..., None, width // 2:]
-    return torch.where((place == picks[..., None])[..., None], new, nodes), parents
-
 def complete_rows(
     cell,                  # f, called as cell(left, right) on (R, D)
-    nodes: Tensor,         # of the slots that are no mixture, (B, S, M, D)
-    parents: Tensor,       # known ones, (B, S, M, D)
-    picks: Tensor,         # place of each slot's new node, (B, S)
-    mixed: Tensor,         # the mixture's nodes, (B, 1, M, D)
-) -> Tensor:               # (B, S + 1, M, 2 D)
+    rows: Tensor,          # nodes and their parents with the next node, (B, K, M, 2 D)
+    origins: Tensor,       # the hypothesis that each slot but the mixture continues, (B, S)
+    picks: Tensor,         # the pair that it composes, (B, S)
+    mixed: Tensor,         # the mixture's nodes, (B, 1, M - 1, D)
+) -> Tensor:               # rows after the step, (B, S + 1, M - 1, 2 D)
     "Compose all pairs of the mixture, and two of each other slot (rir section 2)."
-    batch, slots, count, dim = nodes.shape
-    three = (picks[..., None] + torch.arange(-1, 2, device=picks.device)).clamp(0, count - 1)
+    (batch, beam, count, _), slots, dim = rows.shape, picks.shape[1], mixed.shape[-1]
+    place, flat = torch.arange(count - 1, device=rows.device), rows.flatten(0, 2)
+    start = (torch.arange(batch, device=rows.device)[:, None] * beam + origins) * count
+    nodes, parents = flat[start[..., None] + place + (place > picks[..., None])].chunk(2, -1)
+    new = flat[start + picks][..., None, dim:]
+    nodes = torch.where((place == picks[..., None])[..., None], new, nodes)
+    three = (picks[..., None] + torch.arange(-1, 2, device=picks.device)).clamp(0, count - 2)
     met = nodes.gather(2, three[..., None].expand(-1, -1, -1, dim))
     left, right = (torch.cat([beside.reshape(-1, dim), soft.reshape(-1, dim)]) for beside, soft in (
         (met[:, :, :2], mixed[:, :, :-1]), (met[:, :, 1:], mixed[:, :, 1:])))
     made, softly = cell(left, right).to(nodes.dtype).split(
-        [batch * slots * 2, batch * (count - 1)])
-    made, place = made.view(batch, slots, 2, dim), torch.arange(count, device=picks.device)
+        [batch * slots * 2, batch * (count - 2)])
+    made = made.view(batch, slots, 2, dim)
     for side in (0, 1):
         here = (place == picks[..., None] - 1 + side)[..., None]
         parents = torch.where(here, made[:, :, side, None], parents)
-    softly = F.pad(softly.view(batch, 1, count - 1, dim), (0, 0, 0, 1))
+    softly = F.pad(softly.view(batch, 1, count - 2, dim), (0, 0, 0, 1))
     return torch.cat([torch.cat([nodes, parents], -1), torch.cat([mixed, softly], -1)], 1)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #ccc0eae1
-def soft_step(
+def soft_search(
     encoder,                                     # a ParentBeam with OneSoft
+    leaves: Tensor,                              # leaf states, (B, N, D)
+    mask: Tensor,                                # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # of the noise, where there is any
-) -> Callable:                                   # a step, as search_states wants it
-    "One step of OneSoft on rows of nodes and parents (rir section 2)."
+) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
+    "OneSoft with two new parents a step in all slots but one (rir section 2)."
     def step(rows, scores, pairs):
         logits = encoder.scorer[0](rows[:, :, :-1, encoder.dim:]).squeeze(-1)
         noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
@@ -263,23 +253,12 @@ def soft_step(
         share = mixture.unflatten(-1, picks.shape[1:]).sum(-1)
         merged = mixture @ F.one_hot(picks, pairs.shape[-1]).flatten(1, 2).to(choice.dtype)
         nodes, made = torch.einsum("bsk,bkmd->bsmd", share, rows).chunk(2, -1)
-        mixed, hard = merge_pairs(nodes, made[:, :, :-1], merged), chosen_picks[:, :-1]
-        known = continue_rows(rows, origins[:, :-1], hard)
-        rows = complete_rows(encoder.grc, *known, hard, mixed)
+        mixed = merge_pairs(nodes, made[:, :, :-1], merged)
+        rows = complete_rows(encoder.grc, rows, origins[:, :-1], chosen_picks[:, :-1], mixed)
         return rows, scores, chosen_picks, origins
-    return step
-
-def soft_search(
-    encoder,                                     # a ParentBeam with OneSoft
-    leaves: Tensor,                              # leaf states, (B, N, D)
-    mask: Tensor,                                # (B, N) bool, True = token
-    generator: torch.Generator | None = None,    # of the noise, where there is any
-) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
-    "OneSoft with two new parents a step in all slots but one (rir section 2)."
     parents = encoder.grc(leaves[:, :-1], leaves[:, 1:])
     rows = torch.cat([leaves, F.pad(parents, (0, 0, 0, 1))], -1)
-    roots, scores, history = search_states(rows, mask.sum(1), encoder.beam,
-                                           soft_step(encoder, generator))
+    roots, scores, history = search_states(rows, mask.sum(1), encoder.beam, step)
     return roots[..., :encoder.dim], scores, history
 
 # %% ../../nbs/implementations/parent_beam.ipynb #602fb5de

@@ -2,17 +2,17 @@
 
 # %% auto #0
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_step', 'search_states', 'steps_from_merges',
-           'build_beam_trace', 'merges_of', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts',
+           'build_beam_trace', 'follow_back', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts',
            'initial_scores', 'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept',
-           'make_nodes', 'blank_log', 'write_log', 'arena_search', 'kept_units', 'Lineages', 'follow_back',
-           'trace_lineages', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs',
+           'blank_steps', 'write_steps', 'search_rows', 'arena_search', 'blank_kept', 'note_kept', 'Lineages',
+           'copy_to_host', 'survivors', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs',
            'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
-           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'lineage_scores',
-           'copy_to_host', 'on_host', 'search_and_replay', 'kept_factors', 'final_trees']
+           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores',
+           'lineage_scores', 'concat_lineages', 'replay_levels', 'search_and_replay', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, repeat
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch
+from ..core import EncoderOutput, check_batch, length_mask, steps_from_tree
 from .cells import GRC
 from .neighbors_linear import log_sums
 from .topk import EPSILON, choice_matrix, gumbel_noise, masked_softmax
@@ -109,7 +109,8 @@ def search_states(
     leaves: Tensor,        # (B, N, D)
     lengths: Tensor,       # tokens of every sentence, (B,)
     width: int,            # K, hypotheses of a sentence
-    step,                  # called as step(states, scores, pairs), gives what beam_step gives
+    step,                  # called as step(states, scores, pairs), gives what beam_step gives,
+                           # and what else is to be recorded
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
     "Compose until every hypothesis is one node (rir section 2)."
     rows, whole, history = torch.arange(len(leaves), device=leaves.device), [], []
@@ -129,8 +130,8 @@ def search_states(
             counts = [n for n in counts if n > done + 1]
         states = states[:, :, :longest - done]
         if counts:
-            states, scores, picks, origins = step(states, scores, inside[:, done + 1:])
-            history.append((rows, scores.detach(), picks, origins))
+            states, scores, *decided = step(states, scores, inside[:, done + 1:])
+            history.append((rows, scores.detach(), *decided))
     rows, roots, scores = (torch.cat(parts) for parts in zip(*whole))
     order = rows.argsort()
     return roots[order], scores[order], history
@@ -141,12 +142,10 @@ def steps_from_merges(
     length: int,           # n, tokens
 ) -> list[int]:            # composition steps, (n,)
     "The tree that a merge order builds."
-    ends, heights, steps = list(range(length)), [0] * length, [0] * length
+    nodes: list = list(range(length))
     for pair in merges:
-        heights[pair] = 1 + max(heights[pair], heights[pair + 1])
-        steps[ends[pair]] = heights[pair]
-        del ends[pair], heights[pair + 1]
-    return steps
+        nodes[pair:pair + 2] = [(nodes[pair], nodes[pair + 1])]
+    return steps_from_tree(nodes[0])
 
 # %% ../../nbs/implementations/tree_search.ipynb #1f153d93
 def build_beam_trace(
@@ -164,27 +163,27 @@ def build_beam_trace(
     for step, (rows, *parts) in enumerate(history):
         for box, part in zip((after, picks, origins), parts):
             box[step, rows, :part.shape[1]] = part
-    beams = torch.zeros(B, K, mask.shape[1], dtype=torch.int64)
+    beams, merges = torch.zeros(B, K, mask.shape[1], dtype=torch.int64), picks.gather(
+        2, follow_back(origins)[0])
     for b, slot in (scores > -torch.inf).nonzero().tolist():
-        merges = merges_of(picks[:lengths[b] - 1, b], origins[:, b], slot)
-        beams[b, slot, :lengths[b]] = torch.tensor(steps_from_merges(merges, lengths[b]))
+        steps = steps_from_merges(merges[:lengths[b] - 1, b, slot].tolist(), lengths[b])
+        beams[b, slot, :lengths[b]] = torch.tensor(steps)
     scores = scores.detach()
     likeliest = beams[torch.arange(B), scores.argmax(-1).cpu()]
     return {"roots": roots.detach(), "scores": scores, "weights": scores.softmax(-1),
             "beams": beams.to(scores.device), "trees": likeliest.to(scores.device),
             "step_scores": after, "picks": picks, "origins": origins}
 
-def merges_of(
-    picks: Tensor,         # pairs composed by one sentence's slots, (T, K)
-    origins: Tensor,       # slots that they continue, (T or more, K)
-    slot: int,             # a slot after the last step
-) -> list[int]:            # (T,)
-    "Follow a hypothesis back to the leaves."
-    merges = []
-    for pair, origin in zip(picks.tolist()[::-1], origins[:len(picks)].tolist()[::-1]):
-        merges.append(pair[slot])
-        slot = origin[slot]
-    return merges[::-1]
+def follow_back(
+    pointers: Tensor,      # which hypothesis each one continues, (T, B, K) in [0, K)
+) -> tuple[Tensor, Tensor]:    # its slot after each step (T, B, K); before the first step (B, K)
+    "Slots of the final hypotheses in all steps, from their back pointers."
+    slot, slots = torch.arange(pointers.shape[2], device=pointers.device), []
+    slot = slot.expand(pointers.shape[1:])
+    for continued in pointers.flip(0):
+        slots.append(slot)
+        slot = continued.gather(1, slot)
+    return torch.stack(slots[::-1]) if slots else pointers, slot
 
 # %% ../../nbs/implementations/tree_search.ipynb #8330471c
 def choose_proposals(
@@ -289,24 +288,28 @@ def encode_with_search(
 
 # %% ../../nbs/implementations/tree_search.ipynb #83e09fcf
 class Search(NamedTuple):
-    "The arena and all decisions of a search."
-    arena: Tensor          # states and halves of all nodes, (B M, D + 2 d)
+    "All decisions of a search, and the nodes that it made."
     around: Tensor         # outer left, left, right, outer right of every merge, (T, B, K, 4)
+    made: Tensor           # places of the nodes made, 0 for none, (T, B, K)
     parents: Tensor        # which hypothesis each one came from, (T, B, K) in [0, K)
     norms: Tensor          # log Z of the hypothesis each one came from, (T, B, K)
-    scores: Tensor         # s, final scores, (B, K)
     roots: Tensor          # places of the final nodes in the arena, (B, K)
-    kept: Tensor | None    # hidden units that dropout kept, (T, B, K, H) bool
+    scores: Tensor         # s, final scores, (B, K)
+    sizes: Tensor          # nodes of every sentence or chunk at the beginning, (B,)
+    arena: Tensor          # all nodes: D channels of state, then any others, (P, D + ...)
+    kept: Tensor | None    # hidden units that dropout kept, (P, H) bool
+    below: Any = None      # of a level: results of the level below in each hypothesis, (B, K, W)
 
 # %% ../../nbs/implementations/tree_search.ipynb #ac8e93d0
 def make_arena(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
     lengths: Tensor,       # tokens of every sentence, (B,)
-) -> tuple[Tensor, Tensor, Tensor]:    # arena (B, M, D + 2 d); rows (B, N+2); pair scores (B, N+1)
+) -> tuple:    # arena (B M, D + 2 d); units that dropout keeps (B M, H) or None; rows (B K, N+2);
+               # pair scores (B K, N+1), of any value where there is no pair
     "An arena that contains the leaves, with room for all later nodes."
-    (batch, width, dim), (weight, bias) = leaves.shape, encoder.scorer.split()
-    halves = F.linear(leaves[..., :encoder.scorer.width], weight, bias)
+    (batch, width, dim), cell, scorer = leaves.shape, encoder.grc, encoder.scorer
+    halves = F.linear(leaves[..., :scorer.width], *scorer.split())
     room = 1 + width + (width - 1) * encoder.beam
     arena = leaves.new_zeros(batch, room, dim + halves.shape[-1])
     arena[:, 1:width + 1] = torch.cat([leaves, halves], -1)
@@ -314,8 +317,9 @@ def make_arena(
     first = room * torch.arange(batch, device=leaves.device)[:, None]
     rows = F.pad(torch.where(place <= lengths[:, None].to(place), first + place, 0), (1, 1))
     as_right, as_left = halves.chunk(2, -1)
-    logits = F.pad(encoder.scorer.finish(as_left[:, :-1] + as_right[:, 1:]), (1, 1))
-    return arena, rows, logits.masked_fill((rows[:, :-1] == 0) | (rows[:, 1:] == 0), -torch.inf)
+    logits = F.pad(scorer.finish(as_left[:, :-1] + as_right[:, 1:]), (1, 1))
+    rows, logits = (box.repeat_interleave(encoder.beam, 0) for box in (rows, logits))
+    return arena.flatten(0, 1), blank_kept(cell, batch * room, leaves), rows, logits
 
 # %% ../../nbs/implementations/tree_search.ipynb #b0b46480
 def children_parts(
@@ -341,77 +345,77 @@ def draw_kept(
 
 def scale_kept(
     cell: GRC,             # the cell
-    kept: Tensor,          # hidden units that dropout kept, (R, H) bool
+    kept: Tensor | None,   # hidden units that dropout kept, (P, H) bool; None: no dropout
+    places: Tensor | slice,    # which nodes, R of them
     like: Tensor,          # gives the dtype
-) -> Tensor:               # factors of the hidden units, 0 or 1 / (1 - rate), (R, H)
+) -> Tensor | None:        # factors of the hidden units, 0 or 1 / (1 - rate), (R, H)
     "Dropout factors of hidden units that were kept before."
-    return kept.to(like.dtype) / (1 - cell.dropout.p)
-
-# %% ../../nbs/implementations/tree_search.ipynb #b5a0a103
-def make_nodes(
-    encoder,               # an EfficientBeam
-    arena: Tensor,         # (B M, D + 2 d)
-    around: Tensor,        # outer left, left, right, outer right of each merge, (R, 4)
-    keep: Tensor | None,   # factors of the hidden units, (R, H)
-    split: tuple,          # weight and bias of both halves, from `scorer.split()`
-) -> tuple[Tensor, Tensor]:    # new nodes (R, D + 2 d); scores of the pairs beside them,
-                               # to be masked where there is none, (R, 2)
-    "Compose and rescore."
-    dim, cell, scorer = encoder.dim, encoder.grc, encoder.scorer
-    met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
-    node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
-    halves = F.linear(node[:, :scorer.width], *split)                  # right half, left half
-    size, width = met.shape[2], scorer.width
-    beside = met.as_strided((len(met), 2, width), (4 * size, 3 * size - width, 1), dim + width)
-    logits = scorer.finish(halves.view(beside.shape) + beside)         # left half, right half
-    return torch.cat([node, halves], 1), logits
+    return None if kept is None else kept[places].to(like.dtype) / (1 - cell.dropout.p)
 
 # %% ../../nbs/implementations/tree_search.ipynb #ab30f1fb
-def blank_log(
-    encoder,               # an EfficientBeam
-    arena: Tensor,         # (B, M, D + 2 d), from make_arena
-) -> Search:               # tensors to be filled
-    "Empty tensors for the decisions of a search."
-    (batch, room, _), beam = arena.shape, encoder.beam
-    steps = (room - 2) // (1 + beam)                           # 2 + steps places at the beginning
-    counts = torch.arange(beam, device=arena.device)
-    dropped = encoder.training and encoder.grc.dropout.p > 0
-    return Search(arena.flatten(0, 1), counts.new_zeros(steps, batch, beam, 4),
-                  counts.expand(steps, batch, beam).clone(), arena.new_zeros(steps, batch, beam),
-                  arena.new_zeros(batch, beam), counts.new_zeros(batch, beam),
-                  arena.new_zeros(steps, batch, beam, encoder.grc.w1.out_features,
-                                  dtype=torch.bool) if dropped else None)
+def blank_steps(
+    steps: int,            # T
+    count: int,            # B, sentences or chunks
+    beam: int,             # K
+    like: Tensor,          # gives the type of log Z, and the device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:    # around, made, parents and norms of a Search
+    "Decisions of a search to be filled."
+    slots = torch.arange(beam, device=like.device)
+    parents = slots.repeat(steps, count, 1)
+    return (slots.new_zeros(steps, count, beam, 4), torch.zeros_like(parents), parents,
+            like.new_zeros(parents.shape))
 
-def write_log(
-    log: Search,           # from blank_log
+def write_steps(
+    boxes: tuple,          # from blank_steps
     counts: list[int],     # sentences that take part in each step
-    noted: list,           # of each step: around, parents, log Z of all hypotheses, (B', K, ...)
-) -> Search:               # the same, with these decisions
+    order: Tensor,         # which sentence each of them is, (B,)
+    noted: list,           # of each step: around, made, parents, log Z of all hypotheses
+) -> None:
     "Write the decisions of all steps, each kind at once."
     if noted:
-        part = torch.arange(log.parents.shape[1]) < torch.tensor(counts)[:, None]
-        at = tuple(index.to(log.arena.device) for index in part.nonzero(as_tuple=True))
-        around, parents, norms = map(torch.cat, zip(*noted))
-        for box, values in zip(log[1:4], (around, parents, norms.gather(1, parents))):
-            box[at] = values
-    return log
+        part = torch.arange(len(order)) < torch.tensor(counts)[:, None]
+        step, at = (index.to(order) for index in part.nonzero(as_tuple=True))
+        around, made, parents, norms = map(torch.cat, zip(*noted))
+        for box, values in zip(boxes, (around, made, parents, norms.gather(1, parents))):
+            box[step, order[at]] = values
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e4
-def _layout(number, lengths, width, beam):
-    "Pairs that a sentence lacks, (B, 1, N - 1) bool; places of the nodes of every step, (T, B, K)."
-    missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
-    places = number.view(len(lengths), -1)[:, 1 + width:]
-    return missing, places.unflatten(1, (-1, beam)).transpose(0, 1).contiguous()
-
-def _add_nodes(encoder, log, arena, around, step, split):
-    "Compose the chosen pairs of one step into the arena; the scores of the pairs beside them."
-    beam = encoder.beam
-    going, width = len(around) // beam, arena.shape[1] - 1 - log.around.shape[0] * beam
-    keep = kept_units(encoder, log, step, len(around))
-    nodes, beside = make_nodes(encoder, log.arena, around, keep, split)
-    start = 1 + width + beam * step
-    arena[:going, start:start + beam] = nodes.view(going, beam, -1)
-    return beside
+def search_rows(
+    encoder,               # an EfficientBeam
+    rows: Tensor,          # places of nodes, 0 at both ends, longest first, (B K, N+2)
+    logits: Tensor,        # scores of the pairs, (B K, N+1)
+    scores: Tensor,        # s, (B, K), -inf for none
+    sizes: Tensor,         # nodes of each row, (B,), the greatest N
+    order: Tensor,         # which sentence or chunk each of them is, (B,)
+    compose: Callable,     # compose(around (R, 4), step): places (R, 1), scores beside them (R, 2)
+    generator: torch.Generator | None = None,    # of the noise
+    keys: Tensor | None = None,    # of all places; given: states must differ
+    missing: Tensor | None = None,    # pairs that there are not in the beginning, (B, 1, N-1) bool
+) -> Any:                  # what a Search begins with, up to the final scores
+    "Beam search over rows of places (rir section 2)."
+    beam, noisy, counts = encoder.beam, encoder.training and encoder.noise, active_counts(sizes)
+    boxes, ended, noted = blank_steps(len(counts) - 1, len(order), beam, scores), [], []
+    ahead = noisy and rows.device.type != "cpu"                # operations are launched one by one
+    draws = noise_ahead(counts, beam, scores, generator) if ahead else generator
+    number = torch.arange(max(*rows.shape, 4), device=rows.device)
+    first, entries = number[:len(rows):beam, None], number[:max(rows.shape[1], 4)]
+    for step, going in enumerate(counts):
+        ended.append((rows[beam * going:, 1].view(-1, beam), scores[going:]))
+        if not going:
+            break
+        rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
+        held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
+        allowed = logits[:, 1:-1].view(going, beam, -1)
+        if missing is not None:
+            allowed = allowed.masked_fill(missing[:going, :, step:], -torch.inf)
+        parent, pick, scores, norms = choose_proposals(allowed, scores, noisy, draws, held)
+        source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
+        rows, logits = rows.index_select(0, source), logits.index_select(0, source)
+        made, beside = compose(around := rows.gather(1, at), step)
+        rows, logits = merge_rows(rows, logits, at[:, :2], made, beside, entries)
+        noted.append((around.view(going, beam, 4), made.view(going, beam), parent, norms))
+    write_steps(boxes, counts, order, noted)
+    return *boxes, *(torch.cat(parts[::-1])[order.argsort()] for parts in zip(*ended))
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e5
 @torch.no_grad()
@@ -422,51 +426,51 @@ def arena_search(
     generator: torch.Generator | None = None,    # of the noise
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena (rir section 2)."
-    (batch, width, _), beam, noisy = leaves.shape, encoder.beam, encoder.training and encoder.noise
-    (arena, rows, logits), split = make_arena(encoder, leaves, lengths), encoder.scorer.split()
-    log, scores = blank_log(encoder, arena), initial_scores(batch, beam, leaves)
-    rows, logits = rows.repeat_interleave(beam, 0), logits.repeat_interleave(beam, 0)
-    keys = leaf_keys(len(log.arena), arena.device) if encoder.distinct else None
-    number, noted = torch.arange(len(log.arena), device=leaves.device), []
-    counts = active_counts(lengths)
-    ahead = noisy and leaves.device.type != "cpu"              # operations are launched one by one
-    draws = noise_ahead(counts, beam, leaves, generator) if ahead else generator
-    first, entries = number[:beam * batch:beam, None], number[:max(width + 1, 4)]
-    missing, places = _layout(number, lengths, width, beam)
-    for step, going in enumerate(counts):
-        if going < len(scores):
-            log.scores[going:len(scores)] = scores[going:]
-            log.roots[going:len(scores)] = rows[beam * going:, 1].view(-1, beam)
-        if not going:
-            break
-        rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
-        held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
-        allowed = logits[:, 1:-1].view(going, beam, -1).masked_fill(
-            missing[:going, :, step:], -torch.inf)
-        parent, pick, scores, norms = choose_proposals(allowed, scores, noisy, draws, held)
-        source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
-        rows, logits = rows.index_select(0, source), logits.index_select(0, source)
-        around = rows.gather(1, at)
-        beside = _add_nodes(encoder, log, arena, around, step, split)
-        new = places[step, :going].view(-1, 1)
+    (batch, width, dim), beam, cell = leaves.shape, encoder.beam, encoder.grc
+    arena, kept, rows, logits = make_arena(encoder, leaves, lengths)
+    scorer, split, size = encoder.scorer, encoder.scorer.split(), arena.shape[1]
+    half = scorer.width
+    number = torch.arange(len(arena), device=leaves.device)
+    places = number.view(batch, -1)[:, 1 + width:].unflatten(1, (-1, beam)).transpose(0, 1)
+    places = places.contiguous()                               # of the nodes of every step
+    keys = leaf_keys(len(arena), arena.device) if encoder.distinct else None
+    missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
+    def compose(around, step):
+        made = places[step, :len(around) // beam].view(-1)
+        keep = note_kept(cell, kept, made, arena)
+        met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
+        node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
+        halves = F.linear(node[:, :half], *split)              # right half, left half
+        beside = met.as_strided((len(met), 2, half), (4 * size, 3 * size - half, 1), dim + half)
+        arena[made] = torch.cat([node, halves], 1)
         if keys is not None:
-            keys[new] = hash_pair(*keys[around[:, 1:3]].split(1, 1))
-        rows, logits = merge_rows(rows, logits, at[:, :2], new, beside, entries)
-        noted.append((around.view(going, beam, 4), parent, norms))
-    return write_log(log, counts, noted)
+            keys[made] = hash_pair(*keys[around[:, 1:3]].unbind(1))
+        return made[:, None], scorer.finish(halves.view(beside.shape) + beside)
+    found = search_rows(encoder, rows, logits, initial_scores(batch, beam, leaves), lengths,
+                        number[:batch], compose, generator, keys, missing)
+    return Search._make((*found, lengths, arena, kept, None))
 
 # %% ../../nbs/implementations/tree_search.ipynb #dd2f3f1a
-def kept_units(
-    encoder,               # an EfficientBeam
-    log: Search,           # where they are stored
-    step: int,             # which step
-    count: int,            # nodes to be made, R
+def blank_kept(
+    cell: GRC,             # the cell
+    count: int,            # places of an arena, P
+    like: Tensor,          # gives the device
+) -> Tensor | None:        # to be filled, (P, H) bool; None: no dropout
+    "Hidden units that dropout keeps."
+    dropped = cell.training and cell.dropout.p > 0
+    return like.new_zeros(count, cell.w1.out_features, dtype=torch.bool) if dropped else None
+
+def note_kept(
+    cell: GRC,             # the cell
+    kept: Tensor | None,   # hidden units that dropout keeps, (P, H) bool; written
+    places: Tensor,        # of the nodes to be made, (R,)
+    like: Tensor,          # gives the type
 ) -> Tensor | None:        # factors of hidden units, 0 or 1 / (1 - rate), (R, H); None: no dropout
-    "Dropout factors of the cell's hidden units for one step."
-    if log.kept is None:
+    "Draw and note the dropout factors of new nodes."
+    if kept is None:
         return None
-    keep = draw_kept(encoder.grc, count, log.arena)
-    log.kept[step].view(-1, log.kept.shape[-1])[:count] = keep > 0
+    keep = draw_kept(cell, len(places), like)
+    kept[places] = keep > 0
     return keep
 
 # %% ../../nbs/implementations/tree_search.ipynb #b73074a1
@@ -474,47 +478,51 @@ class Lineages(NamedTuple):
     "The merges of every final hypothesis, in order; a place 0 where there is none."
     made: Tensor           # places of the nodes made, (B, K, T)
     around: Tensor         # outer left, left, right, outer right, (B, K, T, 4)
-    norms: Tensor          # log Z of the hypothesis at that step, (B, K, T)
-    slots: Tensor          # which of the K hypotheses it was after that step, (B, K, T)
-
-def follow_back(
-    pointers: Tensor,      # which hypothesis each one continues, (T, B, K) in [0, K)
-) -> tuple[Tensor, Tensor]:    # its slot after each step (T, B, K); before the first step (B, K)
-    "Slots of the final hypotheses in all steps, from their back pointers."
-    slot, slots = torch.arange(pointers.shape[2], device=pointers.device), []
-    slot = slot.expand(pointers.shape[1:])
-    for continued in pointers.flip(0):
-        slots.append(slot)
-        slot = continued.gather(1, slot)
-    return torch.stack(slots[::-1]) if slots else pointers, slot
+    slots: Any = None      # which of the K hypotheses it was after that step, (B, K, T)
+    origin: Any = None     # which of them it was before the first step, (B, K)
 
 # %% ../../nbs/implementations/tree_search.ipynb #652f97ce
-def trace_lineages(
-    made: Tensor,          # places of the nodes made, 0 where a sentence has ended, (T, B, K)
-    around: Tensor,        # outer left, left, right, outer right of every merge, (T, B, K, 4)
-    pointers: Tensor,      # which hypothesis each one continues, (T, B, K)
-    norms: Tensor,         # log Z of the hypothesis each one came from, (T, B, K)
-    wanted: Tensor,        # hypotheses to be followed, (B, K) bool
-) -> tuple[Lineages, Tensor]:      # their merges, none for the others; first slots (B, K)
-    "Follow hypotheses back to the beginning."
-    slots, origin = follow_back(pointers)
-    made = made.gather(2, slots) * wanted
-    around = around.gather(2, slots[..., None].expand(-1, -1, -1, 4))
-    around = around * (made > 0)[..., None]
-    made, norms, slots = (box.permute(1, 2, 0) for box in (made, norms.gather(2, slots), slots))
-    return Lineages(made.contiguous(), around.permute(1, 2, 0, 3), norms, slots), origin
+def copy_to_host(
+    *tensors: Tensor,      # of integers
+) -> list[Tensor]:         # the same on the CPU
+    "Copy tensors to the CPU in one transfer; those of the CPU as they are."
+    if tensors[0].device.type == "cpu":
+        return list(tensors)
+    whole = torch.cat([one.flatten() for one in tensors]).cpu()
+    parts = whole.split([one.numel() for one in tensors])
+    return [part.view(one.shape) for part, one in zip(parts, tensors)]
+
+# %% ../../nbs/implementations/tree_search.ipynb #652f97cf
+def survivors(
+    levels: list[Search],  # searches of chunks, each of the results of the one before; or one
+) -> list[Lineages]:       # of every level, lowest first
+    "The lineages of the final hypotheses in every level."
+    alive, found, count = levels[-1].scores > -torch.inf, [], len(levels)
+    *boxes, used = copy_to_host(*(box for level in levels for box in level[:3]),
+                                *(level.below for level in levels[1:]), alive.long())
+    for at in reversed(range(count)):
+        around, made, parents = boxes[3 * at:3 * at + 3]
+        slots, origin = follow_back(parents)
+        made = made.gather(2, slots) * used
+        around = around.gather(2, slots[..., None].expand(-1, -1, -1, 4)) * (made > 0)[..., None]
+        made, around, slots = (box.movedim(0, 2) for box in (made, around, slots))
+        if levels[at].below is not None:                       # many lineages, of few steps each
+            around = around.contiguous()
+        found.append(Lineages(made.contiguous(), around, slots, origin))
+        if at > 0:
+            sizes, below = levels[at].sizes, boxes[3 * count + at - 1]
+            rows = torch.zeros_like(used).scatter_add_(1, origin, used) > 0
+            needed = below[rows[..., None] & length_mask(sizes)[:, None]]
+            used = used.new_zeros(int(sizes.sum()), used.shape[1])
+            used.view(-1)[needed] = 1
+    return found[::-1]
 
 def trace_back(
     log: Search,           # from `arena_search`
     lengths: Tensor,       # tokens of every sentence, (B,)
 ) -> Lineages:
     "Follow the final hypotheses back to the leaves."
-    (steps, batch, beam), device = log.parents.shape, lengths.device
-    step, sentence, slot = (torch.arange(n, device=device) for n in (steps, batch, beam))
-    room, step = len(log.arena) // batch, step[:, None, None]
-    made = room * (sentence[:, None] + 1) - beam * (steps - step) + slot
-    made = torch.where(step < lengths[:, None] - 1, made, 0)
-    return trace_lineages(made, log.around, log.parents, log.norms, log.scores > -torch.inf)[0]
+    return survivors([log._replace(sizes=lengths)])[0]
 
 # %% ../../nbs/implementations/tree_search.ipynb #4efb0699
 def hash_pair(
@@ -560,14 +568,12 @@ class Arena:
         room: int,             # most pairs that are composed
         describe,              # notes of nodes, called as describe(states (R, D)), gives (R, F)
         entries: int,          # entries of the table, >= 1
-        dropped: bool,         # whether dropout is active
     ):
-        self.cell, self.describe, self.used = cell, describe, 1 + len(leaves)
+        self.cell, self.describe, self.shared, self.used = cell, describe, True, 1 + len(leaves)
         self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, describe(leaves)))
         self.places = torch.arange(total := self.used + room, device=leaves.device)
         self.codes = torch.full_like(self.places, -1)      # left child * total + right
-        self.table, kept = self.codes.new_zeros(entries), (total, cell.w1.out_features)
-        self.kept = leaves.new_zeros(kept, dtype=torch.bool) if dropped else None
+        self.table, self.kept = self.codes.new_zeros(entries), blank_kept(cell, total, leaves)
 
     def children(
         self,
@@ -583,10 +589,9 @@ class Arena:
         right: Tensor,         # places of right children, (R,)
     ) -> Tensor:               # places of their new parents, (R,)
         "Compose pairs into the next places."
-        here, keep = slice(self.used, self.used + len(left)), None
+        here = slice(self.used, self.used + len(left))
         self.used, below = here.stop, self.states[torch.stack([left, right], 1)].flatten(1)
-        if self.kept is not None:
-            self.kept[here] = (keep := draw_kept(self.cell, len(left), self.states)) > 0
+        keep = note_kept(self.cell, self.kept, self.places[here], self.states)
         self.states[here] = made = self.cell.norm(children_parts(self.cell, below, keep)[-1])
         self.notes[here] = self.describe(made)
         torch.add(right, left, alpha=len(self.codes), out=self.codes[here])
@@ -599,6 +604,8 @@ def find_pairs(
     right: Tensor,         # places of right children, (R,)
 ) -> Tensor:               # places of their parents, (R,)
     "Places of parents, composed where the arena does not find them."
+    if not arena.shared:
+        return arena.compose(left, right)
     total, entries = len(arena.states), hash_pair(left, right) % len(arena.table)
     codes, places = left * total + right, arena.table[entries]
     new = (arena.codes[places] != codes).nonzero().squeeze(1)
@@ -626,8 +633,8 @@ class ReplayPlan(NamedTuple):
 
     def to(self, device: torch.device) -> "ReplayPlan":
         "The plan with its tensors on a device."
-        return ReplayPlan(self.number.to(device), self.places.to(device),
-                          self.children.to(device), self.counts)
+        number, places, children = (part.to(device) for part in self[:3])
+        return ReplayPlan(number, places, children, self.counts)
 
 def plan_replay(
     lines: Lineages,       # from trace_back
@@ -664,16 +671,14 @@ def replay_forward(
     "Compose the nodes of a plan in order of height."
     nodes = torch.cat([leaves, leaves.new_empty(len(plan.children), cell.dim)])
     start, levels = len(leaves), []
-    for count in plan.counts:
-        done = start - len(leaves)
-        pairs, kept = plan.children[done:done + count], keep
-        if keep is not None:
-            kept = keep[done:done + count]
+    factors = repeat(None) if keep is None else keep.split(plan.counts)
+    for pairs, kept in zip(plan.children.split(plan.counts), factors):
         before, parts, mixed = children_parts(cell, nodes[pairs].flatten(1), kept)
-        nodes[start:start + count], mean, scale = torch.native_layer_norm(
+        stop = start + len(pairs)
+        nodes[start:stop], mean, scale = torch.native_layer_norm(
             mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
         levels.append((before, parts, mixed, mean, scale))
-        start += count
+        start = stop
     return nodes, levels
 
 # %% ../../nbs/implementations/tree_search.ipynb #eaf8a0e4
@@ -726,14 +731,8 @@ def collect_gradients(
 class Replay(torch.autograd.Function):
     "Nodes of a plan in order of height; weight gradients in one product each."
     @staticmethod
-    def forward(
-        ctx,
-        leaves: Tensor,        # leaf states, (L, D)
-        plan: ReplayPlan,            # what to compose
-        keep: Tensor | None,   # factors of the hidden units, (M, H)
-        cell: GRC,             # the cell
-        *parameters,           # of the cell; named so that they receive gradients
-    ) -> Tensor:               # states of leaves and nodes, (L + M, D)
+    def forward(ctx, leaves: Tensor, plan: ReplayPlan, keep: Tensor | None, cell: GRC,
+                *parameters) -> Tensor:                        # named, so that they get gradients
         nodes, ctx.levels = replay_forward(cell, leaves, plan, keep)
         ctx.save_for_backward(nodes, keep)
         ctx.plan, ctx.cell = plan, cell
@@ -810,13 +809,11 @@ def birth_steps(
     lines: Lineages,       # merges
 ) -> Tensor:               # step before which each node around a merge was there, (M, K, T, 4)
     "The step in which each node appeared in its lineage; 0 for initial nodes."
-    if not lines.made.shape[-1]:
-        return lines.around
-    made, steps = lines.made.sort(-1)
+    made, steps = F.pad(lines.made, (1, 0)).sort(-1)           # counted from 1
     around = lines.around.flatten(-2)
     at = torch.searchsorted(made, around).clamp(max=made.shape[-1] - 1)
     found = (made.gather(-1, at) == around) & (around > 0)
-    born = torch.where(found, steps.gather(-1, at) + 1, 0).view_as(lines.around)
+    born = torch.where(found, steps.gather(-1, at), 0).view_as(lines.around)
     return torch.empty_like(lines.around).copy_(born)          # steps outermost, as in `around`
 
 # %% ../../nbs/implementations/tree_search.ipynb #2ee38598
@@ -839,41 +836,79 @@ def score_pairs(
         different // len(nodes), different % len(nodes), *pairs))
     return scorer.finish(as_left.index_select(0, left) + as_right.index_select(0, right)), pairs
 
+def sum_scores(
+    scores: Tensor,        # s, of the level below, (L, K)
+    below: Tensor,         # which of them each hypothesis consists of, (M, K, W)
+    sizes: Tensor,         # nodes of each chunk, (M,)
+) -> Tensor:               # s, of the strings, (M, K)
+    "The initial scores of the hypotheses of a chunk (rir section 3.1)."
+    there = length_mask(sizes, below.shape[-1])[:, None].to(scores.device)
+    return torch.where(there, scores.flatten()[below], 0).sum(-1)
+
+# %% ../../nbs/implementations/tree_search.ipynb #2ee38599
 def lineage_scores(
     logits: Tensor,        # u, scores of the different pairs, (P,)
-    pairs: Tensor,         # the three pairs that end in each merge, P for none, (B, K, T, 3)
-    lines: Lineages,       # from `trace_lineages`
-    sizes: Tensor,         # nodes of every sentence or chunk at the beginning, (B,)
-) -> Tensor:               # sums over the merges of every hypothesis, (B, K)
-    "What the merges of a lineage add to its score."
-    steps, since = torch.arange(lines.made.shape[2], device=sizes.device), birth_steps(lines)
-    scored = (lines.made > 0) & (steps < sizes[:, None, None] - 2)
-    since = torch.maximum(since[..., :3], since[..., 1:])
-    since, scored = (part.to(logits.device) for part in (since, scored))
-    return LineageScores.apply(logits, pairs, since, scored, lines.norms)
+    pairs: list,           # of each level the three that end in each merge, (B, K, T, 3)
+    levels: list[Search],  # decisions, lowest level first
+    lines: list[Lineages], # lineages of the final hypotheses in every level
+) -> Tensor:               # s, scores of the final hypotheses that there are, (B, K)
+    "Final scores: initial scores plus the sums of all levels (rir section 3.1)."
+    scores: Any = None
+    device = logits.device
+    for level, line, three in zip(levels, lines, pairs):
+        steps, since = torch.arange(line.made.shape[2]), birth_steps(line)
+        scored = (line.made > 0) & (steps < level.sizes[:, None, None] - 2)
+        since = torch.maximum(since[..., :3], since[..., 1:])
+        norms = level.norms.permute(1, 2, 0).gather(1, line.slots.to(device))
+        own = LineageScores.apply(logits, three, since.to(device), scored.to(device), norms)
+        if scores is not None:
+            own = own + sum_scores(scores, level.below, level.sizes).gather(
+                1, line.origin.to(device))
+        scores = own
+    return scores
 
 # %% ../../nbs/implementations/tree_search.ipynb #c3b7f0d4
-def copy_to_host(
-    *tensors: Tensor,      # of integers
-) -> list[Tensor]:         # the same on the CPU
-    "Copy tensors to the CPU in one transfer; those of the CPU as they are."
-    if tensors[0].device.type == "cpu":
-        return list(tensors)
-    whole = torch.cat([one.flatten() for one in tensors]).cpu()
-    parts = whole.split([one.numel() for one in tensors])
-    return [part.view(one.shape) for part, one in zip(parts, tensors)]
-
-def on_host(
-    log: Search,           # from search
-) -> Search:               # the decisions on the CPU; norms there only if they were before
-    "Copy the decisions of a search to the CPU, in one copy."
-    around, parents, there = copy_to_host(
-        log.around, log.parents, (log.scores > -torch.inf).long())
-    norms = log.norms if log.norms.device == there.device else torch.zeros(parents.shape)
-    scores = torch.zeros(there.shape).masked_fill(there == 0, -torch.inf)
-    return log._replace(around=around, parents=parents, scores=scores, norms=norms)
+def concat_lineages(
+    levels: list[Lineages],    # of every level, lowest first
+) -> Lineages:             # the same merges, (1, R, T)
+    "All levels as one search."
+    rows = max(lines.made.shape[:2].numel() for lines in levels)
+    def joined(boxes):
+        flat = [box.flatten(0, 1) for box in boxes]
+        return torch.cat([torch.cat([box, box.new_zeros(rows - len(box), *box.shape[1:])])
+                          for box in flat], 1)[None]
+    return Lineages(joined([lines.made for lines in levels]),
+                    joined([lines.around for lines in levels]))
 
 # %% ../../nbs/implementations/tree_search.ipynb #4cd5aa79
+def replay_levels(
+    encoder,               # an EfficientBeam
+    leaves: Tensor,        # leaf states, (B, N, D)
+    lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
+    levels: list[Search],  # searches of all levels, lowest first
+    places: Tensor,        # of the leaves in the arena, on the CPU, (B, N)
+    trace: bool = False,   # return the final trees
+) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
+    "Replay the final hypotheses of a search, with gradients (rir section 2)."
+    last, device, trees = levels[-1], leaves.device, None
+    lines = survivors(levels) if trace or torch.is_grad_enabled() else []
+    if trace:
+        trees = final_trees(concat_lineages(lines), places, last.roots, lengths)
+    if not torch.is_grad_enabled():
+        return last.arena[last.roots, :encoder.dim], last.scores, trees
+    inside = length_mask(lengths, leaves.shape[1]).flatten().nonzero()[:, 0]
+    plan = plan_replay(concat_lineages(lines), places.flatten()[inside], len(last.arena),
+                       last.kept is None)
+    here = plan.to(device)
+    nodes = replay(encoder.grc, leaves.flatten(0, 1).index_select(0, inside.to(device)), here,
+                   scale_kept(encoder.grc, last.kept, here.places, leaves))
+    logits, pairs = score_pairs(encoder.scorer, nodes, plan.number,
+                                [line.around for line in lines])
+    scores = lineage_scores(logits, pairs, levels, lines)
+    scores = torch.where(last.scores > -torch.inf, scores, -torch.inf)
+    return nodes[here.number[last.roots]], scores, trees
+
+# %% ../../nbs/implementations/tree_search.ipynb #4cd5aa7a
 def search_and_replay(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D), longest sentences first
@@ -882,54 +917,28 @@ def search_and_replay(
     trace: bool = False,   # return the final trees
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search without gradients, then replay the final hypotheses (rir section 2)."
+    (batch, width, _), lengths = leaves.shape, lengths.cpu()
     log = encoder.search(leaves.detach(), lengths, generator)
-    (batch, width, _), total, device = leaves.shape, len(log.arena), leaves.device
-    lines: Any = None
-    trees = None
-    if trace or torch.is_grad_enabled():
-        lengths = lengths.cpu()
-        lines = trace_back(on_host(log), lengths)
-        trees = final_trees(lines, lengths, total).to(device) if trace else None
-    if not torch.is_grad_enabled():
-        return log.arena[log.roots, :encoder.dim], log.scores, trees
-    inside = (torch.arange(width) < lengths[:, None]).flatten().nonzero()[:, 0]
-    places = torch.arange(total).view(batch, -1)[:, 1:width + 1].flatten()[inside]
-    plan = plan_replay(lines, places, total, log.kept is None)
-    here = plan.to(device)
-    nodes = replay(encoder.grc, leaves.flatten(0, 1).index_select(0, inside.to(device)), here,
-                   kept_factors(encoder, log, here))
-    logits, (pairs,) = score_pairs(encoder.scorer, nodes, plan.number, [lines.around])
-    norms = log.norms.permute(1, 2, 0).gather(1, lines.slots.to(device))
-    scores = lineage_scores(logits, pairs, lines._replace(norms=norms), lengths)
-    scores = torch.where(log.scores > -torch.inf, scores, -torch.inf)
-    return nodes[here.number[log.roots]], scores, trees
+    places = torch.arange(len(log.arena)).view(batch, -1)[:, 1:width + 1]
+    return replay_levels(encoder, leaves, lengths, [log], places, trace)
 
 # %% ../../nbs/implementations/tree_search.ipynb #df821a11
-def kept_factors(
-    encoder,               # an EfficientBeam
-    log: Search,           # from search
-    plan: ReplayPlan,      # from plan_replay
-) -> Tensor | None:        # factors of the hidden units of all nodes, (M, H); None: no dropout
-    "Dropout factors of the search, for the replay."
-    if log.kept is None:
-        return None
-    steps, batch, beam, _ = log.kept.shape
-    room = len(log.arena) // batch
-    sentence, made = plan.places // room, plan.places % room - (room - beam * steps)
-    return scale_kept(encoder.grc, log.kept[made // beam, sentence, made % beam], log.arena)
-
 def final_trees(
-    lines: Lineages,       # from trace_back
+    lines: Lineages,       # of the final hypotheses
+    places: Tensor,        # of the leaves, (B, N)
+    roots: Tensor,         # places of the final nodes, (B, K)
     lengths: Tensor,       # tokens of every sentence, (B,)
-    total: int,            # places in the arena, B M
 ) -> Tensor:               # composition steps of the final hypotheses, (B, K, N)
-    "Composition steps of the final trees; a node has the position of its last token."
-    batch, beam, steps = lines.made.shape
-    ends = (torch.arange(total, device=lengths.device) % (total // batch) - 1).clamp(0, steps)
-    heights, _ = label_nodes(lines, total)
-    trees = ends.new_zeros(batch, beam, steps + 1)
-    for step in range(steps):
-        made, (left, right) = lines.made[..., step], lines.around[..., step, 1:3].unbind(-1)
-        trees.scatter_add_(2, ends[left][..., None], heights[made][..., None])
-        ends[made] = ends[right]
-    return trees
+    "Composition steps of the final trees."
+    trees: dict = {place: at for row in places.tolist() for at, place in enumerate(row)}
+    merges = zip(lines.made.flatten().tolist(), lines.around[..., 1:3].flatten(0, -2).tolist())
+    for place, (left, right) in sorted(merges):                # children come before parents
+        if place > 0:
+            trees[place] = trees[left], trees[right]
+    found = torch.zeros(*roots.shape, places.shape[1], dtype=torch.int64)
+    lengths = lengths.repeat_interleave(roots.shape[1])
+    for steps, root, n in zip(found.flatten(0, 1), roots.flatten().tolist(), lengths.tolist()):
+        tree = steps_from_tree(trees.get(root, 0))
+        if len(tree) == n:                                     # not so in an empty slot
+            steps[:n] = torch.tensor(tree)
+    return found.to(roots.device)
