@@ -12,7 +12,7 @@ __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'beam_ste
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterator
-from itertools import accumulate, repeat
+from itertools import accumulate, repeat, takewhile
 from math import prod
 from typing import Any, NamedTuple
 
@@ -225,9 +225,10 @@ def noise_ahead(
     shapes = [shape for going, pairs in zip(counts, range(len(counts) - 1, 0, -1)) for shape in (
         (going, beam, pairs), (going, beam * min(beam, pairs)))]
     while shapes:
-        sizes = [*map(prod, shapes)]
-        count = max(1, sum(total <= most for total in accumulate(sizes)))
-        noise = gumbel_noise(like.new_empty(sum(sizes[:count])), generator).split(sizes[:count])
+        fit = takewhile(lambda total: total <= most, accumulate(map(prod, shapes)))
+        count = max(1, len([*fit]))
+        sizes = [*map(prod, shapes[:count])]
+        noise = gumbel_noise(like.new_empty(sum(sizes)), generator).split(sizes)
         yield from (part.view(shape) for part, shape in zip(noise, shapes))
         shapes = shapes[count:]
 
