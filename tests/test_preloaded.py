@@ -95,6 +95,7 @@ def test_interrupt_restart_and_shutdown(monkeypatch):
     from jupyter_client.manager import KernelManager
     from jupyter_client.provisioning import KernelProvisionerFactory
     monkeypatch.syspath_prepend(str(ROOT / "_ext"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")     # BLAS starts threads otherwise
     import preloaded
     factory = KernelProvisionerFactory.instance()
     monkeypatch.setattr(factory, "default_provisioner_name", factory.default_provisioner_name)
