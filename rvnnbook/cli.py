@@ -269,6 +269,8 @@ def _bench(options):
 def main(arguments: list[str] | None = None) -> int:   # those of the command line if not given
     "The `rvnnbook` command: its exit status."
     options = parser().parse_args(arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         print(obey(options), flush=True)
         return 0

@@ -83,7 +83,7 @@ def place_step(
     encoder,                                     # a ParentBeam
     arena: Arena,                                # where nodes are
     generator: torch.Generator | None = None,    # of the noise, where there is any
-) -> Callable:                                   # a step, as `search` wants it
+) -> Callable:                                   # a step for `search_states`
     "Score known parents, choose, make two pairs (rir section 2)."
     steps = count(1)
     def step(rows, scores, pairs):
@@ -132,7 +132,7 @@ class PairLifetimes(NamedTuple):
     norms: Tensor          # log Z of the hypothesis in that step, (B, K, T)
 
 def trace_lifetimes(
-    found: ParentSearch,   # from `find`
+    found: ParentSearch,   # from `search_parents`
 ) -> PairLifetimes:        # empty slots have no pairs
     "From the final slots to the leaves."
     steps, (batch, beam) = len(found.history), found.scores.shape
@@ -154,7 +154,7 @@ def trace_lifetimes(
 
 def plan_pairs(
     arena: Arena,          # where they are
-    pairs: Tensor,         # from `follow_back`, (B, K, T, 3)
+    pairs: Tensor,         # from `trace_lifetimes`, (B, K, T, 3)
     leaves: int,           # how many leaves there are
 ) -> ReplayPlan:           # as `replay` wants it
     "Which pairs are to be composed with gradients, lowest first."
@@ -169,7 +169,7 @@ def plan_pairs(
 def lifetime_scores(
     logits: Tensor,        # u, scores of the planned pairs, (M,)
     number: Tensor,        # which of them stands at a place of the arena, M for none
-    lives: PairLifetimes,  # from `follow_back`
+    lives: PairLifetimes,  # from `trace_lifetimes`
     scores: Tensor,        # s, as the search found them, (B, K)
 ) -> Tensor:               # s, with their gradient, (B, K)
     "Scores of final hypotheses, with gradients from pair lifetimes (rir section 2)."

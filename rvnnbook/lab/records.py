@@ -204,7 +204,8 @@ LIBRARIES = ("torch", "numpy", "accelerate", "pytorch-optimizer", "safetensors")
 
 def libraries() -> dict[str, str]:           # name -> version
     "Versions of Python and of those installed libraries that can change a result."
-    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    installed = {found.name.replace("_", "-"): found.version
+                 for found in importlib.metadata.distributions()}
     return {"python": platform.python_version(),
             **{name: installed[name] for name in LIBRARIES if name in installed}}
 

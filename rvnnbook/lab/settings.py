@@ -13,8 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, create_model
-
 # %% ../../nbs/workshop/settings.ipynb #0e3258f6
 class ParameterError(ValueError):
     "An unknown parameter, or a value of the wrong type or out of range."
@@ -29,6 +27,7 @@ def unknown_name(
 
 def check_model(model: type, content: dict, kind: str = "setting") -> dict:    # a pydantic model
     "All settings of a model, checked, with default values; all errors in one message."
+    from pydantic import ValidationError
     try:
         return model.model_validate(content).model_dump()
     except ValidationError as error:
@@ -44,6 +43,7 @@ def check_model(model: type, content: dict, kind: str = "setting") -> dict:    #
 
 # %% ../../nbs/workshop/settings.ipynb #aa543098
 def _type_of(allowed):    # range, (low, high), set, or a regular expression -> for pydantic
+    from pydantic import Field
     if isinstance(allowed, range):
         return Annotated[int, Field(ge=allowed.start, lt=allowed.stop)]
     if isinstance(allowed, tuple):
@@ -58,16 +58,19 @@ def strict(
     **allowed,                         # parameter name -> range, (low, high), set, or a pattern
 ) -> SimpleNamespace:                  # all parameters, checked; None filled from the profile
     "Check the parameters cell of a notebook; report all unknown names and invalid values."
+    from pydantic import ConfigDict, create_model
     rules = {"profile": set(profiles), **allowed}
-    model = create_model("Parameters", __config__=ConfigDict(strict=True, extra="forbid"),
-                         **{name: (_type_of(rule), ...) for name, rule in rules.items()})
+    types = {name: (_type_of(rule), ...) for name, rule in rules.items()}
     session = {"In", "Out", "get_ipython", "exit", "quit", "open", "strict"}
     given = {name: value for name, value in names.items()
              if name in rules or not (name in session or name.startswith("_")
                                       or "_checked" in names)}  # a second call by hand finds more
-    if given.get("profile") in [*profiles]:      # the others have no values without it
+    if given.get("profile") in [*profiles]:
         filled = profiles[given["profile"]]
         given |= {name: filled.get(name) for name in rules if given.get(name) is None}
+    else:                                        # the others have no values without it
+        types |= {name: (types[name][0] | None, None) for name in allowed}
+    model = create_model("Parameters", __config__=ConfigDict(strict=True, extra="forbid"), **types)
     checked = check_model(model, given, "parameter")
     names["_checked"] = True
     return SimpleNamespace(**checked)

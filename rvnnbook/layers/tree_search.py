@@ -401,7 +401,8 @@ def search_rows(
     number = torch.arange(max(*rows.shape, 4), device=rows.device)
     first, entries = number[:len(rows):beam, None], number[:max(rows.shape[1], 4)]
     for step, going in enumerate(counts):
-        ended.append((rows[beam * going:, 1].view(-1, beam), scores[going:]))
+        if going < len(scores):
+            ended.append((rows[beam * going:, 1].clone().view(-1, beam), scores[going:]))
         if not going:
             break
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
