@@ -322,15 +322,20 @@ def sweep(
                     for handle in [handle for handle in waiting if handle.done()]:
                         states[waiting.pop(handle).key] = outcome(handle, stop)
                         bar.update()
-                    for handle in [*waiting] if stop.exists() else []:
-                        if getattr(handle, "state", "") == "PENDING":      # in the queue of Slurm
-                            handle.cancel(check=False)
-                            states[waiting.pop(handle).key] = State("stopped", "not begun")
+                    for handle in _cancel_queued(waiting) if stop.exists() else []:
+                        states[waiting.pop(handle).key] = State("stopped", "not begun")
                     time.sleep(0.05)
         except BaseException:
             stop.touch()
             raise
     return states
+
+def _cancel_queued(handles):
+    "Those that were still in the queue of Slurm, and are not now."
+    queued = [handle for handle in handles if getattr(handle, "state", "") == "PENDING"]
+    for handle in queued:
+        handle.cancel(check=False)
+    return queued
 
 def outcome(handle, stop: Path) -> State:      # of a run that is done; the file that stops runs
     "How a run ended; if its worker died, it has failed."
