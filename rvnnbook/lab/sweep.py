@@ -330,6 +330,7 @@ def sweep(
             raise
     return states
 
+# %% ../../nbs/workshop/sweep.ipynb #8426e630
 def _cancel_queued(handles):
     "Those that were still in the queue of Slurm, and are not now."
     queued = [handle for handle in handles if getattr(handle, "state", "") == "PENDING"]
