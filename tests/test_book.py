@@ -118,7 +118,7 @@ def test_a_page_is_stale_once_a_missing_file_appears(tmp_path):
 
 def test_a_published_page_tells_its_run_time_and_has_no_widgets(tmp_path):
     cells = [{"lesson": 0.0, "imports": 2.0}, {"lesson": 0.25, "imports": 0.0}, {"lesson": 0.5, "imports": 0.0}]
-    assert "0.8 s of processor time on one thread, beyond imports" in run_time({"cells": cells})
+    assert "0.8\u00a0s of processor time on one thread, beyond imports" in run_time({"cells": cells})
     view, html = "application/vnd.jupyter.widget-view+json", "text/html"
     shown = {"output_type": "display_data", "metadata": {}, "data": {view: {}, html: "<p>frames</p>"}}
     (tmp_path / "ran.ipynb").write_text(json.dumps({"metadata": {"widgets": {}, "papermill": {}}, "cells": [

@@ -364,6 +364,7 @@ class GreedyTree(TreeParts):
         seen, story = [], None
         found = find_trees(leaves, mask, self.grc, self.weigh, seen if trace else None)
         if trace:
-            scores = torch.stack(seen) if seen else leaves.new_zeros(0, *mask.shape)
+            scores = torch.stack(seen) if seen else leaves.new_zeros(
+                0, *mask.shape, dtype=torch.promote_types(leaves.dtype, torch.float32))
             story = {"trees": found, "scores": scores}
         return EncoderOutput(compose_by_height(leaves, found, mask, self.grc), trace=story)
