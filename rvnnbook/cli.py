@@ -157,7 +157,7 @@ def _run_notebook(options):
             raise ParameterError(f"{name} is given twice")
         given[name] = parse_value(value)
     return run_experiment(notebook, given, options.limit, not options.no_notebook,
-                          options.unless_recorded)
+                          options.unless_recorded, last=True)
 
 # %% ../nbs/workshop/cli.ipynb #178286e8
 def _results(options):

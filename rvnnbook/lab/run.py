@@ -223,7 +223,7 @@ def execute(
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
-def handle_signals(handle: Callable) -> Iterator[dict]:    # handle(number, frame)
+def handle_signals(handle: Callable, afterwards=None) -> Iterator[dict]:   # handle(number, frame)
     "Call a function on a stop signal; ignored ones stay ignored, as below nohup."
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handle) for number in SIGNALS
@@ -232,11 +232,11 @@ def handle_signals(handle: Callable) -> Iterator[dict]:    # handle(number, fram
         yield before
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if afterwards is None else afterwards)
 
 # %% ../../nbs/workshop/run.ipynb #f0050d55
 @contextmanager
-def stop_on_signals(limit: float = math.inf):      # seconds
+def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ignore them afterwards
     "Interrupt the block on a signal, once, with exit status 75; a second signal ends the process."
     def handle(number, frame):
         _run.signals.append((number, time.monotonic()))
@@ -249,7 +249,7 @@ def stop_on_signals(limit: float = math.inf):      # seconds
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)        # Ray's workers block SIGINT
     with ExitStack() as stack:
         stack.callback(_run.signals.clear)
-        stack.enter_context(handle_signals(handle))
+        stack.enter_context(handle_signals(handle, signal.SIG_IGN if last else None))
         stack.callback(timer.cancel)
         try:
             if limit < math.inf:
@@ -276,10 +276,11 @@ def run_experiment(
     limit: float = math.inf,       # seconds until it is stopped at a checkpoint
     page: bool = True,             # render the notebook
     once: bool = False,            # do nothing if the run has a record
+    last: bool = False,            # the process ends afterwards: signals are ignored then
 ) -> str:                          # what there is to say at the end
     "Check the parameters, then train and render the page."
     with ExitStack() as stack:
-        stack.enter_context(stop_on_signals(limit))
+        stack.enter_context(stop_on_signals(limit, last))
         notebook, source = open_notebook(source), Path(source)
         checked, cells = check_parameters(notebook, parameters), tagged_cells(notebook)
         rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
