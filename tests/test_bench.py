@@ -473,7 +473,7 @@ def test_the_checkpointed_form_keeps_less():
 def test_what_fails_is_told(tmp_path):
     "Too little memory for a step, and enough for the products."
     told = []
-    metrics = take_turns("crvnn", lengths=(1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), tell=told.append)
+    metrics = take_turns("crvnn", lengths=(1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), report=told.append)
     assert metrics["n = 1000, batch 1, literal"] == {"out_of_memory": 1} and metrics["n = 1000, batch 1, products"]["count"] == 2
     assert told[0] == "n = 1000, batch 1, literal: out of memory" and len(told) == 3                # and not tried again
     assert bench_lines(metrics)[2][:3] == ["n = 1000, batch 1", "literal", "out of memory"]
@@ -583,10 +583,10 @@ def test_a_gap_that_is_large_or_no_number_is_told(gaps):
 def test_what_cannot_be_measured_is_refused_first(settings, said):
     told = []
     with pytest.raises(ValueError, match=said):
-        bench("crvnn", {"lengths": (20,), "dim": 8, "repeats": 1} | settings, tell=told.append)
+        bench("crvnn", {"lengths": (20,), "dim": 8, "repeats": 1} | settings, report=told.append)
     assert told == []
     with pytest.raises(ValueError, match="one of crvnn, beam_tree, attention, scan, self_iru, got 'abacus'"):
-        bench("abacus", {"lengths": (20,)}, tell=told.append)
+        bench("abacus", {"lengths": (20,)}, report=told.append)
 
 
 def test_no_limit_of_memory_where_there_is_no_way_to_set_one(tmp_path, monkeypatch):

@@ -486,7 +486,7 @@ def lines_of_file(
     path: str | Path,             # plain or .xz
     error: type[Exception],       # raised if it is damaged, cannot be read or is empty
     missing: type[Exception],     # raised if there is no file
-    remedy: str,                  # said of a missing file
+    remedy: str,                  # in the error for a missing file
 ) -> Iterator[bytes]:             # at least one line
     "Lines of a file; errors contain path and line number."
     number = 0

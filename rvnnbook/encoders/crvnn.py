@@ -394,16 +394,16 @@ def _build_trace(rounds: list, exists: Tensor, taken: Tensor, penalty: Tensor,
             "penalty": penalty.detach()}
 
 # %% ../../nbs/implementations/crvnn.ipynb #dbc09eae
-def _reverse_trace(story: dict, mask: Tensor) -> dict:
+def _reverse_trace(traced: dict, mask: Tensor) -> dict:
     """Map the trace of reversed sentences back to the original token order.
 
-    `story`: from _build_trace; `mask`: (B, N) bool, True = token. Returns: the same in the original
-    token order.
+    `traced`: from _build_trace; `mask`: (B, N) bool, True = token. Returns: the same in the
+    original token order.
     """
-    turned = {name: reverse_tokens(story[name].movedim(0, -1), mask).movedim(-1, 0)
+    turned = {name: reverse_tokens(traced[name].movedim(0, -1), mask).movedim(-1, 0)
               for name in ("existence", "composition")}
     gaps = F.pad(mask[:, 1:], (0, 1))
-    return {**story, **turned, "trees": reverse_tokens(story["trees"], gaps)}
+    return {**traced, **turned, "trees": reverse_tokens(traced["trees"], gaps)}
 
 # %% ../../nbs/implementations/crvnn.ipynb #e2fb4f77
 class FixedTreeCRvNN(CRvNNParts):

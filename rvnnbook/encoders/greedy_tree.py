@@ -361,10 +361,10 @@ class GreedyTree(TreeParts):
                 root, table, order = drawn_trees(self, leaves.to(self.leaf.weight.dtype), mask,
                                                  tree_noise(mask, generator), self.temperature)
             return EncoderOutput(root, trace=_drawn_trace(table, order, mask) if trace else None)
-        seen, story = [], None
+        seen, traced = [], None
         found = find_trees(leaves, mask, self.grc, self.weigh, seen if trace else None)
         if trace:
             scores = torch.stack(seen) if seen else leaves.new_zeros(
                 0, *mask.shape, dtype=torch.promote_types(leaves.dtype, torch.float32))
-            story = {"trees": found, "scores": scores}
-        return EncoderOutput(compose_by_height(leaves, found, mask, self.grc), trace=story)
+            traced = {"trees": found, "scores": scores}
+        return EncoderOutput(compose_by_height(leaves, found, mask, self.grc), trace=traced)

@@ -164,10 +164,10 @@ class NDR(RoutingLayer):
             states, there, _ = add_boundary_tokens(states, mask, self.start, self.end)
         layers = self.layers if self.training else self.test_layers
         step = self.make_step(there, generator)
-        states, loss, told = self.run_layers(step, states, there, layers, trace)
+        states, loss, traced = self.run_layers(step, states, there, layers, trace)
         root = self.read(states, there)
         states = torch.where(mask[..., None], states[:, 1:-1] if framed else states, 0)
-        return EncoderOutput(root, states, loss, told)
+        return EncoderOutput(root, states, loss, traced)
 
     def run_layers(self, step, states, there, layers, trace) -> tuple[Tensor, float, dict | None]:
         "States after all layers, no loss, gates and attention of every layer."
@@ -175,8 +175,9 @@ class NDR(RoutingLayer):
         for _ in range(layers):
             states, *found = step(states, there)
             seen += [[part.detach() for part in found]] if trace else []
-        told = {name: torch.stack(parts) for name, parts in zip(("gates", "attention"), zip(*seen))}
-        return states, 0.0, told if trace else None
+        traced = {name: torch.stack(parts)
+                  for name, parts in zip(("gates", "attention"), zip(*seen))}
+        return states, 0.0, traced if trace else None
 
     def read(self, states: Tensor, there: Tensor) -> Tensor:       # (B, N, D), (B, N) -> (B, D)
         "The state at one end of every sentence."

@@ -27,13 +27,13 @@ def remaining_existence(
 # %% ../../nbs/implementations/ndr_halt.ipynb #c4a843c0
 def _halt_by_existence(step: Callable, states: Tensor, exists: Tensor, keeps: Tensor, limit: int,
                        threshold: float, takers: int | None = 1,
-                       story: list | None = None) -> tuple[Tensor, Tensor, Tensor]:
+                       history: list | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Layers until everything is taken; sentences that are done leave the batch.
 
     `step`: step(H, E, rows): new states, gates and attention of these sentences; `states`: H,
     (B, N, D); `exists`: E, (B, N) in [0, 1]; `keeps`: True = the position that is read, (B, N)
     bool; `limit`: most layers, >= 1; `threshold`: epsilon, in [0, 1); `takers`: how many heads
-    take, the first ones; None: all; `story`: gets rows, gates, attention and E of every layer.
+    take, the first ones; None: all; `history`: gets rows, gates, attention and E of every layer.
     Returns: H, E, and how many layers each sentence took, (B,).
     """
     rows = torch.arange(len(states), device=states.device)
@@ -43,8 +43,8 @@ def _halt_by_existence(step: Callable, states: Tensor, exists: Tensor, keeps: Te
         left = remaining_existence(exists[rows], gate, attention[:, :takers], keeps[rows])
         states, exists = states.index_copy(0, rows, after), exists.index_copy(0, rows, left)
         used[rows] += 1
-        if story is not None:
-            story.append([rows] + [part.detach() for part in (gate, attention, left)])
+        if history is not None:
+            history.append([rows] + [part.detach() for part in (gate, attention, left)])
         rows = rows[((left > threshold) & ~keeps[rows]).any(1)]
         if not len(rows):
             break
@@ -52,12 +52,12 @@ def _halt_by_existence(step: Callable, states: Tensor, exists: Tensor, keeps: Te
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #eb2ec3eb
 def _halt_act(step: Callable, sure: Callable, states: Tensor, there: Tensor, limit: int,
-              threshold: float, story: list | None = None) -> tuple[Tensor, Tensor, Tensor]:
+              threshold: float, history: list | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Layers until every position has stopped (Graves 2016; Dehghani et al. 2019).
 
     `step`: step(H, E, rows, waits): new states, gates, attention of these rows; `sure`: sure(H): h,
     (B, N) in (0, 1); `states`: H, (B, N, D); `there`: True = token, START or END, (B, N) bool;
-    `limit`: most layers, >= 1; `threshold`: epsilon, in [0, 1); `story`: gets rows, gates,
+    `limit`: most layers, >= 1; `threshold`: epsilon, in [0, 1); `history`: gets rows, gates,
     attention and shares of every layer. Returns: mean states (B, N, D); T + R (B, N); layers taken
     (B,).
     """
@@ -75,8 +75,8 @@ def _halt_act(step: Callable, sure: Callable, states: Tensor, there: Tensor, lim
         mean = mean.index_add(0, rows, share[..., None].to(mean.dtype) * after)
         cost = cost.index_add(0, rows, running + share * ends)
         used[rows] += 1
-        if story is not None:
-            story.append([rows] + [part.detach() for part in (gate, attention, share)])
+        if history is not None:
+            history.append([rows] + [part.detach() for part in (gate, attention, share)])
         working = (running & ~ends).any(1)
         rows, running = rows[working], (running & ~ends)[working]
         if not len(rows):
@@ -129,27 +129,27 @@ def _check_halt(rule, takers, heads, threshold):
         raise ValueError(f"threshold must be in [0, 1), got {threshold}")
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #5d5db3f1
-def _halt_taken(encoder, step, states, there, layers, story):
+def _halt_taken(encoder, step, states, there, layers, history):
     "States, weighted penalty and trace, if positions are taken (after crvnn App. A)."
     exists = there.to(torch.promote_types(states.dtype, torch.float32))
     places = torch.eye(there.shape[1], device=there.device).expand(len(there), -1, -1)
     keeps = encoder.read(places, there).bool()
     states, exists, used = _halt_by_existence(step, states, exists, keeps, layers,
-                                             encoder.threshold, encoder.takers, story)
-    told = _trace_by_layer(story, used, ("gates", "attention", "exists")) if story else None
-    return states, encoder.penalty * exists.sum(1).log().mean(), told
+                                             encoder.threshold, encoder.takers, history)
+    traced = _trace_by_layer(history, used, ("gates", "attention", "exists")) if history else None
+    return states, encoder.penalty * exists.sum(1).log().mean(), traced
 
-def _halt_sure(encoder, step, states, there, layers, story):
+def _halt_sure(encoder, step, states, there, layers, history):
     "The same if every position stops by a learned probability (Graves 2016)."
     def sure(states):
         return encoder.sure(states).sigmoid().squeeze(-1)
-    states, price, used = _halt_act(step, sure, states, there, layers, encoder.threshold, story)
-    told = _trace_by_layer(story, used, ("gates", "attention", "shares")) if story else None
-    return states, encoder.penalty * (price.sum(1) / there.sum(1)).mean(), told
+    states, price, used = _halt_act(step, sure, states, there, layers, encoder.threshold, history)
+    traced = _trace_by_layer(history, used, ("gates", "attention", "shares")) if history else None
+    return states, encoder.penalty * (price.sum(1) / there.sum(1)).mean(), traced
 
-def _trace_by_layer(story, used, names):
+def _trace_by_layer(history, used, names):
     "Name -> (T, B, ...), 0 for sentences that were done; and the layers of each sentence, (B,)."
     def whole(rows, part):
         return part.new_zeros(len(used), *part.shape[1:]).index_copy(0, rows, part)
-    parts = zip(*([whole(rows, part) for part in found] for rows, *found in story))
+    parts = zip(*([whole(rows, part) for part in found] for rows, *found in history))
     return {**{name: torch.stack(part) for name, part in zip(names, parts)}, "layers": used}

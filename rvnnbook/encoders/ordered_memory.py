@@ -48,8 +48,8 @@ class OrderedMemory(Encoder):
             descending=True, stable=True)
         tokens, back = self.norm(self.input(x[order])).to(x.dtype), order.argsort()
         states, shares = (part[back] for part in read_memory(self, tokens, lengths))
-        told = {"slots": shares.detach(), "trees": slot_trees(shares, mask)} if trace else None
-        return EncoderOutput(states[torch.arange(len(x)), mask.sum(1) - 1], states, trace=told)
+        traced = {"slots": shares.detach(), "trees": slot_trees(shares, mask)} if trace else None
+        return EncoderOutput(states[torch.arange(len(x)), mask.sum(1) - 1], states, trace=traced)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #f24be395
 class SlotPlan(NamedTuple):
@@ -193,7 +193,7 @@ def read_steps(
     second = memory.cell.w2.weight.roll(memory.dim, 0), memory.cell.w2.bias.roll(memory.dim)
     candidates, slots, reach = first[None], first.new_empty(0, *first.shape), first.new_ones(
         1, len(first))
-    outputs, told = [first], [first.new_zeros(most, len(first))]
+    outputs, kept_shares = [first], [first.new_zeros(most, len(first))]
     for token, query in zip(tokens[1:], queries[1:]):
         count, size = len(token), len(candidates)
         if count < reach.shape[1]:                             # some sentences have ended
@@ -210,9 +210,9 @@ def read_steps(
         candidates = made if len(slots) < most else made[1:]
         reach = choice.sums[:size + 1]                         # the sum of all comes last
         outputs.append(made[-1])
-        told.append(choice.shares if size == most else F.pad(choice.shares,
-                                                             (0, 0, most - size, 0)))
-    return torch.cat(outputs), torch.cat(told, 1), steps
+        kept_shares.append(choice.shares if size == most else F.pad(
+            choice.shares, (0, 0, most - size, 0)))
+    return torch.cat(outputs), torch.cat(kept_shares, 1), steps
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #261dc87c
 class Slopes(NamedTuple):

@@ -177,11 +177,11 @@ def lifetime_scores(
     chosen = F.pad(logits, (0, 1))[pairs[..., 1]]
     decided = (lives.pairs > 0).sum(-1) > 1                        # there was another pair
     share = (chosen.detach().double() - lives.norms).exp()
-    heard = torch.where(decided, share / (share + 2 * EPSILON), 1).clamp(min=1e-37)
-    norms = lives.norms - heard.log()
-    heard_only = LineageScores.apply(logits, pairs, lives.since, decided, norms)
-    heard_only = heard_only + ((heard - 1) * chosen).sum(-1)
-    return scores + (heard_only - heard_only.detach())
+    passed = torch.where(decided, share / (share + 2 * EPSILON), 1).clamp(min=1e-37)
+    norms = lives.norms - passed.log()
+    passed_only = LineageScores.apply(logits, pairs, lives.since, decided, norms)
+    passed_only = passed_only + ((passed - 1) * chosen).sum(-1)
+    return scores + (passed_only - passed_only.detach())
 
 # %% ../../nbs/implementations/parent_beam.ipynb #bba1de85
 def parent_search(

@@ -111,11 +111,11 @@ def _recurse(inner, leaves: Tensor, mask: Tensor, arity: int, rule: str = 'alway
         losses.append(out.loss)
         return out.root
     root = compose_levels(leaves, mask, arity, cell, rule)
-    told = None
+    traced = None
     if trace:
         counts = [level_lengths(n, arity, rule) for n in mask.sum(1).tolist()]
-        told = {"nodes": torch.tensor([row + [1] * (max(map(len, counts)) - len(row))
-                                       for row in counts], device=mask.device)}
+        traced = {"nodes": torch.tensor([row + [1] * (max(map(len, counts)) - len(row))
+                                         for row in counts], device=mask.device)}
         if isinstance(inner, LeftFold):
-            told["trees"] = level_trees(mask, arity, rule)
-    return EncoderOutput(root, loss=sum(losses), trace=told)
+            traced["trees"] = level_trees(mask, arity, rule)
+    return EncoderOutput(root, loss=sum(losses), trace=traced)

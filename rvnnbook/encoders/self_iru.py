@@ -132,8 +132,8 @@ class LSTMBase(nn.Module):
         (B, T, M, D) each; the states to go on with."""
         found = [run_reader(part, x, kept)
                  for part, kept in zip(self.parts, state or [None] * len(self.parts))]
-        said = [h.to(x.dtype) for h, _ in found]
-        f, o, z = (torch.stack(said[at::3], 2) for at in range(3))
+        values = [h.to(x.dtype) for h, _ in found]
+        f, o, z = (torch.stack(values[at::3], 2) for at in range(3))
         return (f, o, z), [kept for _, kept in found]
 
 BASES = {"linear": LinearBase, "lstm": LSTMBase}

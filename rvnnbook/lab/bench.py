@@ -221,9 +221,9 @@ def describe_measurement(found: dict) -> str:      # seconds and more, or what f
 
 def split_metric(name: str) -> tuple[str, tuple[int, int], str]:   # "n = 100, batch 1, library"
     "Of a line of metrics: its case, (length, batch) or the range, and its form or encoder."
-    case, low, high, who = re.fullmatch(
+    case, low, high, entry = re.fullmatch(
         r"((?:n <?= )?(\d+)(?: to|, batch) (\d+)(?: tokens)?), (.+)", name).groups()
-    return case, (int(low), int(high)), who
+    return case, (int(low), int(high)), entry
 
 # %% ../../nbs/workshop/bench.ipynb #293fc6f0
 def tasks_of(subject: str, settings: dict) -> Iterator[tuple[str, dict]]:   # from check_settings
@@ -249,7 +249,7 @@ def take_turns(
     *,
     one: Callable = fresh,             # how each is measured: one(task, limit)
     into: dict | None = None,          # gets the results while they are made
-    tell: Callable = lambda line: None,  # called with a line after each measurement
+    report: Callable = lambda line: None,  # called with a line after each measurement
     **settings,                        # of StepSettings or FormSettings
 ) -> dict[str, dict]:                  # "n = 100, batch 1, library" -> name -> number
     "A step in all forms of a subject in turns, or steps of all encoders (rir Table 1)."
@@ -258,16 +258,16 @@ def take_turns(
         filled["limit"], filled["repeats"], SUBJECTS[subject].counts)
     metrics, failed = {} if into is None else into, {}
     for case, tasks in tasks_of(subject, filled):
-        taken = {who: [] for who in tasks}
-        for _, who in product(range(repeats), tasks):
-            if who in failed:
-                metrics[f"{case}, {who}"] = failed[who]
+        taken = {entry: [] for entry in tasks}
+        for _, entry in product(range(repeats), tasks):
+            if entry in failed:
+                metrics[f"{case}, {entry}"] = failed[entry]
                 continue
-            taken[who].append(found := one(tasks[who], limit))
+            taken[entry].append(found := one(tasks[entry], limit))
             if "failed" in found:
-                failed[who] = found["failed"]
+                failed[entry] = found["failed"]
             metrics |= {f"{case}, {name}": row for name, row in summarize(taken, counts).items()}
-            tell(f"{case}, {who}: {describe_measurement(found)}")
+            report(f"{case}, {entry}: {describe_measurement(found)}")
         failed = failed if every else {}       # an encoder is not measured on longer ranges
     return metrics
 
@@ -317,12 +317,12 @@ def cases(metrics: dict[str, dict]) -> dict[str, tuple[int, int]]:     # of take
 
 def forms_of(metrics: dict[str, dict]) -> list[str]:                   # of take_turns
     "Forms or encoders, in order."
-    return list(dict.fromkeys(who for *_, who in map(split_metric, metrics)))
+    return list(dict.fromkeys(entry for *_, entry in map(split_metric, metrics)))
 
-def by_range(metrics: dict[str, dict], who: str, name: str) -> dict:   # name: of a number
+def by_range(metrics: dict[str, dict], entry: str, name: str) -> dict:   # name: of a number
     "One number of a form or encoder, such as seconds: (length, batch) or range -> number."
-    return {place: metrics[f"{case}, {who}"][name] for case, place in cases(metrics).items()
-            if name in metrics.get(f"{case}, {who}", {})}
+    return {place: metrics[f"{case}, {entry}"][name] for case, place in cases(metrics).items()
+            if name in metrics.get(f"{case}, {entry}", {})}
 
 def by_length(
     metrics: dict[str, dict], form: str,   # of take_turns; one of forms_of(metrics)
@@ -494,14 +494,14 @@ def bench(
     subject: str,                        # "efficiency" or one of SUBJECTS
     settings: dict,                      # of StepSettings or FormSettings
     profile: str | None = None,          # of the record, "cpu" or "paper"; None: do not record
-    tell: Callable = lambda line: None,  # called with a line after each measurement
+    report: Callable = lambda line: None,  # called with a line after each measurement
 ) -> dict[str, dict]:          # such as "n = 100, batch 1, library" -> name -> number
-    "Measure, and record it if asked to. After an interruption, encoders measured so far are kept."
+    "Measure; record for a profile. After an interruption, encoders measured so far are kept."
     filled = check_settings(subject, settings)
     folder = results_folder(profile) if profile else None
     metrics, modules, started, done = {}, code_hashes(), time.monotonic(), False
     try:
-        take_turns(subject, into=metrics, tell=tell, **filled)
+        take_turns(subject, into=metrics, report=report, **filled)
         done = True
     finally:                                   # an interruption, too, comes after hours
         if profile and metrics and (done or subject == "efficiency"):

@@ -183,26 +183,26 @@ KILL_AFTER = 90.0            # seconds that a run has for its last checkpoint
 _children = set()            # processes of runs that this process waits for
 
 def make_run(order: Order) -> State:       # what to start, and how
-    "Start a run and wait for its end; ask it to stop if the sweep is asked to."
+    "Start a run and wait for its end; stop it if the sweep is stopped."
     with open(order.log, "a") as log:
         child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log,
                                  stderr=subprocess.PIPE, text=True, errors="replace",
                                  cwd=order.place, env={**os.environ, **order.environment},
                                  start_new_session=True)
         _children.add(child.pid)
-        said, asked = None, None
-        while said is None:
+        output, ending = None, None
+        while output is None:
             with suppress(subprocess.TimeoutExpired):
-                said = child.communicate(timeout=0.1)[1]
-            if order.stop.exists() and asked is None:
-                asked = time.monotonic()
+                output = child.communicate(timeout=0.1)[1]
+            if order.stop.exists() and ending is None:
+                ending = time.monotonic()
                 child.terminate()
-            elif asked is not None and time.monotonic() > asked + KILL_AFTER:
+            elif ending is not None and time.monotonic() > ending + KILL_AFTER:
                 child.kill()
         _children.discard(child.pid)
-        log.write(said)
-    code, message = child.returncode, (said.strip().splitlines() or [""])[-1]
-    if code < 0 and asked is not None:         # before it could handle signals, or too late
+        log.write(output)
+    code, message = child.returncode, (output.strip().splitlines() or [""])[-1]
+    if code < 0 and ending is not None:         # before it could handle signals, or too late
         code = STOPPED
     return State(WORD_OF.get(code, "failed"), f"died of signal {-code}" if code < 0
                  else message.removeprefix("rvnnbook: ")[:300])
@@ -353,8 +353,8 @@ def report(plan: SweepPlan, found: dict[str, State]) -> str:       # the state o
     lines = [f"{task.label:{width}}  {found[task.key].word:8}  {found[task.key].message}".rstrip()
              for task in plan.tasks]
     words = [state.word for state in found.values()]
-    told = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    return "\n".join([*lines, f"logs: {os.path.relpath(plan.folder)}", told])
+    summary = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    return "\n".join([*lines, f"logs: {os.path.relpath(plan.folder)}", summary])
 
 # %% ../../nbs/workshop/sweep.ipynb #95299368
 def obey_sweep(words) -> str:      # the parsed command line -> what to print at the end

@@ -274,20 +274,20 @@ def _exp_gradients(walk, grad: Tensor, scores: Tensor, found: Tensor,
     (B, N); `base`: b, >= found, (B, N). Returns: gradients in e and in u, (B, N) each.
     """
     exists, parts = walk.exists.double(), torch.stack([grad, -grad]).clamp(min=0)
-    most, heard = parts.sum(-1, keepdim=True).log(), parts.log() - base
+    most, reached = parts.sum(-1, keepdim=True).log(), parts.log() - base
     if isinstance(walk, StickBreakingRetriever):
         behind, at_edges = "right" if walk.side == "left" else "left", 0
-        heard = _log_decayed_sums(behind, (1 - exists).log(), heard)
-        lost = heard + found
+        reached = _log_decayed_sums(behind, (1 - exists).log(), reached)
+        lost = reached + found
         lost = torch.where(exists < 1, lost, torch.minimum(lost, most))
     else:
         edge = scores.gather(-1, walk.edge)
         edge = torch.where(walk.rest > 0, edge, torch.minimum(edge, base))
-        missed = heard + edge + walk.slope.double().log()
-        heard, lost = log_sums(torch.stack([heard, missed]), *walk.takers)
+        missed = reached + edge + walk.slope.double().log()
+        reached, lost = log_sums(torch.stack([reached, missed]), *walk.takers)
         shares = walk.rest * (edge - base).exp() * grad
         at_edges = torch.zeros_like(grad).scatter_add(-1, walk.edge, shares)
-    won = scores + heard
+    won = scores + reached
     to_scores = (exists.log() + won).exp()
     there = walk.exists >= torch.finfo(walk.exists.dtype).tiny ** .5
     to_exists = torch.where(there, won, torch.minimum(won, most)).exp() - lost.exp()

@@ -71,8 +71,8 @@ def scale_of(
     sizes = [text.format(parameters[key]) for key, text in _SIZES.items() if parameters.get(key)]
     if warm := [int(stage.split(":")[1]) for stage in parameters.get("stages", "").split()
                 if stage != "none"]:
-        told = f" after {sum(warm):,} in {len(warm)} warm-up stage{'s' * (len(warm) > 1)}"
-        sizes = [size + told * size.endswith("steps") for size in sizes]
+        warmed = f" after {sum(warm):,} in {len(warm)} warm-up stage{'s' * (len(warm) > 1)}"
+        sizes = [size + warmed * size.endswith("steps") for size in sizes]
     minutes = sorted({max(1, round(run["wall_s"] / 60)) for run in runs})
     spent = " to ".join(dict.fromkeys(str(m) for m in (minutes[0], minutes[-1])))
     seeds = len({run["seed"] for run in runs})

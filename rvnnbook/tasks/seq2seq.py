@@ -138,14 +138,14 @@ def extend(
     logs: Tensor,          # log-probabilities of the hypotheses, (B, K)
     lengths: Tensor,       # their lengths, including END, (B, K)
     ended: Tensor,         # whether END has been written, (B, K) bool
-    said: Tensor,          # log-probabilities of the next words, (B, K, V)
+    log_probs: Tensor,          # log-probabilities of the next words, (B, K, V)
     penalty: float,        # a: hypotheses are ranked by log-probability / length^a
 ) -> tuple:                # source, word, logs, lengths, ended of the best K, (B, K) each
     "One step of beam search: extend all hypotheses and keep the best K."
-    beam, words = said.shape[1:]
-    stay = torch.full_like(said[0, 0], -math.inf)
+    beam, words = log_probs.shape[1:]
+    stay = torch.full_like(log_probs[0, 0], -math.inf)
     stay[END] = 0
-    sums = logs[..., None] + torch.where(ended[..., None], stay, said)
+    sums = logs[..., None] + torch.where(ended[..., None], stay, log_probs)
     lengths = lengths + ~ended
     ranks = sums / lengths[..., None].to(sums.dtype) ** penalty
     best = ranks.flatten(1).topk(beam).indices
@@ -190,9 +190,9 @@ def search_answers(
     logs = torch.where(torch.arange(beam, device=device) == 0, 0., -math.inf).expand(rows, beam)
     first = torch.arange(rows, device=device)[:, None] * beam
     while words.shape[2] <= longest and not (ended | logs.isneginf()).all():
-        said, state = step(words[:, :, -1].flatten(), state)
+        log_probs, state = step(words[:, :, -1].flatten(), state)
         source, word, logs, lengths, ended = extend(
-            logs, lengths, ended, said.unflatten(0, (rows, beam)), penalty)
+            logs, lengths, ended, log_probs.unflatten(0, (rows, beam)), penalty)
         state = _take_rows(state, (first + source).flatten())
         words = words.gather(1, source[..., None].expand_as(words))
         words = torch.cat([words, word[..., None]], 2)
@@ -212,8 +212,8 @@ def answer(
     memory = Memory(*(part.repeat_interleave(beam, 0) for part in model.eval().read(ids, mask)[0]))
 
     def step(words, state):
-        said = model.decoder(memory, words[:, None], state)
-        return said.scores[:, 0].log_softmax(-1), said.state
+        decoded = model.decoder(memory, words[:, None], state)
+        return decoded.scores[:, 0].log_softmax(-1), decoded.state
 
     return search_answers(step, len(ids), beam, longest, penalty, ids.device)
 

@@ -47,10 +47,10 @@ def _compose_nodes(leaves: Tensor, trees: Tensor, mask: Tensor, cell) -> Tensor:
     position i, zero where there is none, (B, N, S).
     """
     made = [leaves[0, :0]]
-    def heard(left, right):
+    def with_norm(left, right):
         made.append(cell(left, right))
         return made[-1]
-    compose_by_height(leaves, trees, mask, heard)
+    compose_by_height(leaves, trees, mask, with_norm)
     places = trees.nonzero()
     places = places[trees[trees > 0].argsort(stable=True)]
     parents = torch.cat(made).to(leaves.dtype)
@@ -114,7 +114,7 @@ class TopDown(nn.Module):
     ):
         super().__init__()
         if not isinstance(encoder, WITH_TREES):
-            raise ValueError(f"{type(encoder).__name__} has no tree whose parents could be asked")
+            raise ValueError(f"{type(encoder).__name__} has no tree for the parent attention")
         self.encoder, self.dim = encoder, encoder.dim
         self.attention = AncestorAttention(encoder.dim, heads)
 
@@ -126,8 +126,8 @@ class TopDown(nn.Module):
         above = ancestors(trees, mask)
         states, shares = self.attention(
             leaves[..., :self.dim], nodes[..., :self.dim], above)
-        told = {**out.trace, "above": above, "shares": shares.detach()} if trace else None
-        return out._replace(states=torch.where(mask[..., None], states, 0), trace=told)
+        traced = {**out.trace, "above": above, "shares": shares.detach()} if trace else None
+        return out._replace(states=torch.where(mask[..., None], states, 0), trace=traced)
 
 # %% ../../nbs/implementations/beyond.ipynb #784021b4
 class TokenClassifier(nn.Module):
@@ -153,11 +153,11 @@ class TokenClassifier(nn.Module):
 
 def token_cross_entropy(
     scores: Tensor,            # (B, N, classes)
-    labels: Tensor,            # true labels, ignored where `told` is False, (B, N) int64
-    told: Tensor,              # True for tokens that have a label, (B, N) bool
+    labels: Tensor,            # true labels, ignored where `labeled` is False, (B, N) int64
+    labeled: Tensor,           # True for tokens that have a label, (B, N) bool
 ) -> Tensor:                   # scalar, nats a token
     "Mean cross-entropy over the tokens that have a label."
-    return F.cross_entropy(scores[told], labels[told])
+    return F.cross_entropy(scores[labeled], labels[labeled])
 
 # %% ../../nbs/implementations/beyond.ipynb #e868aa8e
 def extend_tree(
@@ -199,14 +199,14 @@ class GrowingTree(RvNN):
         leaves = self.leaf_norm(self.leaf(check_batch(x, mask, self.dim)))
         states = compose_prefixes(leaves, self.cell)[..., :self.dim]
         root = states[torch.arange(len(x)), mask.sum(1) - 1]
-        told = None
+        traced = None
         if trace:
             grow = partial(extend_tree, cell=lambda *pair: pair)
-            told = {"trees": torch.zeros_like(mask, dtype=torch.int64)}
-            for row, length in zip(told["trees"], mask.sum(1).tolist()):
+            traced = {"trees": torch.zeros_like(mask, dtype=torch.int64)}
+            for row, length in zip(traced["trees"], mask.sum(1).tolist()):
                 kept: tuple = reduce(grow, range(length), ())
                 row[:length] = torch.tensor(steps_from_tree(kept[-1][2]))
-        return EncoderOutput(root, torch.where(mask[..., None], states, 0), trace=told)
+        return EncoderOutput(root, torch.where(mask[..., None], states, 0), trace=traced)
 
     def step(self, x: Tensor, kept: tuple = ()) -> tuple[Tensor, tuple]:
         """Process one more token.
