@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab import records as runs
-from rvnnbook.lab.records import (POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, code_hash, code_hashes,
-                               digest, end_to_end, identity, latest, load, loaded_modules, make_trace, merge_records, read_records, read_trace,
+from rvnnbook.lab.records import (LIBRARIES, POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, code_hash, code_hashes,
+                               digest, end_to_end, identity, latest, libraries, load, loaded_modules, make_trace, merge_records, read_records, read_trace,
                                results_folder, results_table, scan, select, sittings, trace_path, validate,
                                query_records, write_parquet)
 from rvnnbook.lab.revalidate import revalidate
@@ -238,6 +238,26 @@ def test_a_number_changed_by_hand_is_noticed(data):
     except ValueError:                                           # RecordError and JSONDecodeError are
         return
     assert found == RECORD
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda curve: curve.pop("step"), "'step' must be whole numbers"),
+    (lambda curve: curve["step"].append(10), "'loss' has 3 numbers for 4 steps"),
+    (lambda curve: curve["step"].__setitem__(1, 1), "increasing"),
+    (lambda curve: curve["step"].__setitem__(1, 5.0), "whole numbers"),
+    (lambda curve: curve["loss"].__setitem__(1, float("nan")), "curve.loss.1.float: Input should be a finite number"),
+    (lambda curve: curve["loss"].__setitem__(1, "low"), "curve.loss.1.float: Input should be a valid number"),
+    (lambda curve: curve.update({name: list(range(201)) for name in curve}), "at most 200")])
+def test_a_damaged_trace_is_refused(change, said, tmp_path):
+    trace = copy.deepcopy(TRACE)
+    change(trace["curve"])
+    with pytest.raises(RecordError) as error:
+        append(make(trace=digest(TRACE, 12)), trace, tmp_path)
+    assert said in str(error.value) and not any(tmp_path.iterdir())
+
+
+def test_all_libraries_that_can_change_a_result_are_named():
+    assert {"python", *LIBRARIES} == {*libraries()}
 
 
 def test_a_trace_belongs_to_its_record(tmp_path):

@@ -237,6 +237,15 @@ def test_the_official_test_is_installed_from_a_file(tmp_path):
     assert lzma.open(installed).read() == lzma.open(official).read()
 
 
+def test_commands_about_encoders_and_data_need_no_extra(tmp_path, tmp_path_factory):
+    path = without(tmp_path_factory.mktemp("path"), "pydantic")
+    for words in (["encoders"], ["data", "list"]):
+        done = run(*words, cwd=tmp_path, PYTHONPATH=path)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+    done = run("run", "small.ipynb", cwd=tmp_path, PYTHONPATH=path)
+    assert done.returncode != 0 and done.stderr.count("\n") == 1
+
+
 def test_missing_book_tools_are_named(tmp_path, small, tmp_path_factory):
     done = run("run", "small.ipynb", cwd=tmp_path, PYTHONPATH=without(tmp_path_factory.mktemp("path"), "papermill"))
     assert done.returncode == 1 and "pip install 'rvnnbook[book]'" in done.stderr and done.stderr.count("\n") == 1
@@ -318,6 +327,13 @@ def test_the_gate_lets_through_only_what_it_declares(given_values):
     assert set(given_values) <= {"n", "rate", "cell", "profile"}
     assert passed.n in range(1, 10) and 0.1 <= passed.rate <= 1 and passed.cell in ("grc", "lstm") and passed.profile in ("smoke", "cpu")
     assert run_path("x.ipynb", passed) == run_path("x.ipynb", check_parameters(content, vars(passed)))
+
+
+def test_a_wrong_profile_is_the_only_fault_of_parameters_without_a_value():
+    names = {"profile": "cpuu", "dim": None, "seed": -1}
+    with pytest.raises(ParameterError) as error:
+        strict(names, {"smoke": {"dim": 8}, "cpu": {"dim": 64}}, dim=range(1, 99), seed=range(9))
+    assert "profile is 'cpuu'" in str(error.value) and "seed is -1" in str(error.value) and "dim" not in str(error.value)
 
 
 def test_the_gate_may_be_run_again_by_hand():
@@ -626,6 +642,11 @@ def test_a_run_that_cannot_print_has_failed(job):
     process = begin(job, "--no-notebook", "--profile", "cpu", stdout=writing)
     os.close(writing)
     assert finish(process)[0] == 1
+
+
+def test_a_terminal_without_umlauts_does_not_end_a_run(job):
+    process = begin(job, "--no-notebook", "-p", "what=größe", PYTHONIOENCODING="ascii")
+    assert finish(process) == (0, "doing gr\\xf6\\xdfe\nrecorded\ndone\n", "")
 
 
 def test_a_run_has_unlimited_output(job):

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from rvnnbook.lab.run import holder, recorded_runs
 from rvnnbook.lab.records import identity, latest, read_records
 from rvnnbook.lab.settings import ParameterError, check_model, check_parameters, open_notebook, parse_value
-from rvnnbook.lab.sweep import (Order, SweepSettings, SweepTask, attempt_run, check_tasks, command_of, make_plan, outcome, poll_states,
-                                read_sweep_text, rows)
+from rvnnbook.lab.sweep import (_cancel_queued, Order, SweepSettings, SweepTask, attempt_run, check_tasks, command_of, make_plan, make_run, outcome,
+                                poll_states, read_sweep_text, rows)
 
 ROOT = Path(__file__).resolve().parents[1]
 # A run without PyTorch: it counts to `steps` in a file, goes on from there, and leaves a record whose number depends on every step.
@@ -252,6 +252,35 @@ def test_a_dead_worker_is_a_failure(tmp_path):
     future = Future()
     future.set_exception(OSError("No space left\non device"))
     assert outcome(future, tmp_path / "stop") == ("failed", "OSError: No space left on device")
+
+
+def test_a_run_that_ends_by_the_signal_of_a_stop_is_stopped(tmp_path):
+    "Before a run handles signals, SIGTERM ends it at once."
+    (tmp_path / "stop").touch()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    order = Order(command, tmp_path / "log.txt", tmp_path / "stop", {}, str(tmp_path))
+    assert make_run(order).word == "stopped"
+    (tmp_path / "stop").unlink()
+    order = order._replace(command=[sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"])
+    assert make_run(order) == ("failed", "died of signal 15")
+
+
+def test_a_run_that_ignores_a_stop_is_killed(tmp_path, monkeypatch):
+    from rvnnbook.lab import sweep as module
+    monkeypatch.setattr(module, "KILL_AFTER", 1.0)
+    (tmp_path / "stop").touch()
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    order = Order([sys.executable, "-c", deaf], tmp_path / "log.txt", tmp_path / "stop", {}, str(tmp_path))
+    assert make_run(order).word == "stopped"
+
+
+def test_jobs_in_the_queue_of_slurm_are_cancelled_once():
+    cancelled = []
+    class Job:
+        def __init__(self, state): self.state = state
+        def cancel(self, check): cancelled.append((self, check))
+    waiting, running = Job("PENDING"), Job("RUNNING")
+    assert _cancel_queued([waiting, running]) == [waiting] and cancelled == [(waiting, False)]
 
 
 def test_an_error_of_the_sweep_itself_stops_its_runs(clone, monkeypatch):

@@ -3,10 +3,11 @@
 # %% auto #0
 __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'LISTOPS_LENGTHS', 'RecordError', 'digest', 'identity',
            'code_hash', 'loaded_modules', 'code_hashes', 'Leg', 'Record', 'validate', 'signature', 'libraries',
-           'peak_memory', 'git_state', 'processor', 'machine', 'new_record', 'now_in_utc', 'make_trace', 'end_to_end',
-           'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records', 'read_trace',
-           'check_results', 'merge_records', 'changed_modules', 'sittings', 'select', 'latest', 'ListOpsRun',
-           'listops_runs', 'as_frame', 'load', 'query_records', 'results_table', 'aligned', 'write_parquet']
+           'peak_memory', 'git_state', 'processor', 'machine', 'new_record', 'now_in_utc', 'Trace', 'make_trace',
+           'end_to_end', 'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records',
+           'read_trace', 'check_results', 'merge_records', 'changed_modules', 'sittings', 'select', 'latest',
+           'ListOpsRun', 'listops_runs', 'as_frame', 'load', 'query_records', 'results_table', 'aligned',
+           'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -182,14 +183,17 @@ class Record(_Strict):
     revalidated: _Words | None = None      # what later code, that of `modules`, has repeated
 
 # %% ../../nbs/workshop/records.ipynb #b93abb3d
-def validate(record: dict) -> dict:    # JSON data -> the same
-    "Refuse a record with fields missing, unknown or out of range, or that was changed by hand."
+def _conform(model, content):
     try:
-        Record.model_validate(record)
+        model.model_validate(content)
     except ValidationError as error:
         faults = error.errors(include_url=False)
         raise RecordError("; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
                                     for fault in faults)) from None
+
+def validate(record: dict) -> dict:    # JSON data -> the same
+    "Refuse a record with fields missing, unknown or out of range, or that was changed by hand."
+    _conform(Record, record)
     if record["id"] != signature(record):
         raise RecordError(f"id is {record['id']}, but the content gives {signature(record)}: "
                           "the record was changed after it was written")
@@ -279,6 +283,22 @@ def now_in_utc() -> str:
 # %% ../../nbs/workshop/records.ipynb #ad51b3c1
 POINTS = 200               # most points of a curve
 
+def _increasing(curve):
+    steps = curve.get("step", [None])
+    if not all(type(step) is int and step >= 0 for step in steps) or sorted({*steps}) != steps:
+        raise ValueError("'step' must be whole numbers from 0, increasing")
+    for name, column in curve.items():
+        if len(column) != len(steps):
+            raise ValueError(f"{name!r} has {len(column)} numbers for {len(steps)} steps")
+    return curve
+
+_Column = Annotated[list[int | float | None], Field(max_length=POINTS)]
+
+class Trace(_Strict):
+    "What is kept of a training beside its record: its curve, and some samples as text."
+    curve: Annotated[dict[_Words, _Column], AfterValidator(_increasing)]
+    trees: Annotated[list[str], Field(max_length=POINTS)]
+
 def make_trace(history: Iterable[dict], trees: Iterable[str] = ()) -> dict:    # rows; texts
     "A compact trace of a training: evenly chosen rows, the first and the last among them."
     rows = list(history)
@@ -345,6 +365,8 @@ def append(record: dict, trace: dict | None = None, folder: Path | None = None) 
     "Add a record, and its trace, to the file of its experiment, whole or not at all."
     from rvnnbook.data.listops import write_whole
     validate(record)
+    if trace is not None:
+        _conform(Trace, trace)
     if record["trace"] != (None if trace is None else digest(trace, 12)):
         raise RecordError("the record was made with another trace than the one given")
     folder = Path(folder or results_folder(record["profile"]))
