@@ -155,7 +155,7 @@ def describe(app, pagename, templatename, context, doctree):
 
 
 def name_neighbors(app, pagename, templatename, context, doctree):
-    "Call the previous and the next page as the table of contents does."
+    "Give the links to the previous and next page the titles of the table of contents."
     trees = app.env.tocs[app.config.root_doc].findall(addnodes.toctree)
     names = {page: title for tree in trees for title, page in tree["entries"] if title}
     _, *pages = app.builder.relations.get(pagename, (None, None, None))

@@ -63,7 +63,7 @@ class Preloaded(LocalProvisioner):
     server = None      # one for each process that executes notebooks; False where it cannot run
 
     async def launch_kernel(self, cmd: list[str], **options) -> dict:
-        "Start the kernel of a command; where it listens."
+        "Start the kernel of a command and return its connection info."
         if cmd[0] != sys.executable or cmd[1:3] != LAUNCHER or not (server := started()):
             return await super().launch_kernel(cmd, **options)
         request = {"arguments": cmd[3:], "folder": os.fspath(options.get("cwd") or os.getcwd()), "environment": options["env"]}

@@ -199,7 +199,7 @@ def test_a_missing_field_is_refused(path):
     (("trace",), "xyz", "trace: String should match pattern '^[0-9a-f]{12}$'"),
     (("note",), "hello", "note: Extra inputs are not permitted"),
     (("parameters", "dim"), [1, 2], "parameters.dim.int: Input should be a valid integer"),
-    (("parameters", "data"), "/data/x", "no path of a machine"),
+    (("parameters", "data"), "/data/x", "nonempty text without an absolute path"),
     (("parameters", "data"), "~/x", "parameters.data."),
     (("parameters", "data"), "C:\\x", "parameters.data."),
     (("device",), "node (/dev/nvidia0)", "device: Value error"),
@@ -213,7 +213,7 @@ def test_a_missing_field_is_refused(path):
     (("metrics", "official <= 100", "count"), 0, "count is 0; it must be a whole number from 1"),
     (("metrics", "official <= 100", "count"), 10.5, "count is 10.5; it must be a whole number from 1"),
     (("metrics", "official <= 100", "nll"), "low", "metrics.official <= 100.nll: Input should be a valid number"),
-    (("metrics", "/data/test"), {"accuracy": 0.5}, "no path of a machine"),
+    (("metrics", "/data/test"), {"accuracy": 0.5}, "nonempty text without an absolute path"),
     (("metrics",), {}, "metrics: Dictionary should have at least 1 item"),
     (("legs", 0, "from_step"), 5, "leg 0 goes from step 5 to 100; what came before it stopped at 0"),
     (("legs", 1, "from_step"), 90, "leg 1 goes from step 90 to 250; what came before it stopped at 100"),
@@ -269,7 +269,7 @@ def test_a_trace_belongs_to_its_record(tmp_path):
         append(make(), TRACE, tmp_path)
     append(record, TRACE, tmp_path)
     path = trace_path(record, tmp_path)
-    for content, said in ((json.dumps({**TRACE, "trees": []}), "not the trace that was recorded"), ("{", "damaged")):
+    for content, said in ((json.dumps({**TRACE, "trees": []}), "its hash differs from the recorded one"), ("{", "damaged")):
         path.write_text(content)
         assert any(said in line for line in check_results(tmp_path))
     for number in ("NaN", "-Infinity", "1e400"):
@@ -606,7 +606,7 @@ def test_a_revalidated_record_is_a_later_one_of_the_same_run(tmp_path):
     assert changed_modules(make()) == ["rvnnbook.core"] and changed_modules(later) == [] and latest(read_records("toy", tmp_path)) == [later]
     assert load("toy", "revalidated.notna() and not stale", tmp_path)["id"].tolist() == [later["id"]]
     assert [line.split()[-1] for line in results_table([make(), later]).splitlines()[2:]] == ["True", "False"]
-    with pytest.raises(RecordError, match="no path of a machine"):
+    with pytest.raises(RecordError, match="nonempty text without an absolute path"):
         validate(make(revalidated="/x/y"))
 
 
@@ -729,7 +729,7 @@ def test_what_cannot_be_believed_is_not_merged(tmp_path):
     assert added == [plain] == read_records("toy", tmp_path / "home") and check_results(tmp_path / "home") == []
     said = "\n".join(refused)
     assert len(refused) == 5 and all(text in said for text in (
-        "is not the trace that was recorded", "is missing", "a smoke run is no result", "changed after it was written", "cut off"))
+        "its hash differs from the recorded one", "is missing", "a smoke run is no result", "changed after it was written", "cut off"))
     with pytest.raises(RecordError, match="there are no records in"):
         merge_records([tmp_path / "nothing"], tmp_path / "home")
 

@@ -187,8 +187,8 @@ def test_the_sweeps_of_the_readme_are_accepted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text, said", [
-    ("a: 1\na: 2", "'a' stands twice"), ("a: [1", "no YAML"), ("a: {b: 1, b: 2}", "'b' stands twice"), ("", "Input should be a valid dictionary"),
-    ("a: &x [*x]", "no YAML"), ("? [1]\n: 2", "no YAML"), ("a: 1\n\tb: 2", "no YAML")])
+    ("a: 1\na: 2", "'a' appears twice"), ("a: [1", "invalid YAML"), ("a: {b: 1, b: 2}", "'b' appears twice"), ("", "Input should be a valid dictionary"),
+    ("a: &x [*x]", "invalid YAML"), ("? [1]\n: 2", "invalid YAML"), ("a: 1\n\tb: 2", "invalid YAML")])
 def test_broken_yaml_is_an_error_in_one_line(text, said):
     with pytest.raises(ParameterError, match=said) as error:
         check_model(SweepSettings, read_sweep_text(text))

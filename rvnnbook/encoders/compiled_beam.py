@@ -76,8 +76,8 @@ def choose_pairs(
     first: np.ndarray,     # noise of the pairs, (K, P), or (K, 0)
     second: np.ndarray,    # noise of the proposals, (K C,), or (0,)
     count: int,            # C, proposals of each hypothesis
-) -> tuple:                # which hypothesis each new one comes from, log Z of it, and which of its
-                           # pairs is composed, (K,) each
+) -> tuple:                # of each new hypothesis: the one it continues, its log Z, and which pair
+                           # is composed, (K,) each
     "One step's decisions for one sentence (rir section 2)."
     beam = len(scores)
     pairs, sums = np.zeros((beam, count), np.int64), np.zeros(beam, scores.dtype)

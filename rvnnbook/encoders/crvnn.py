@@ -313,7 +313,7 @@ class CRvNNParts(Encoder):
 ROUNDS_BETWEEN_WAITS = 2   # on an accelerator, where removing halted sentences waits for values
 
 def _rounds_between_waits(encoder, x):
-    "1 on the CPU, with compaction, and with dropout, which held sentences would draw."
+    "1 on the CPU, with compaction, or with dropout: halted sentences would change its samples."
     dropout = encoder.cell.dropout.p if encoder.training else 0
     return 1 if encoder.compaction or x.device.type == "cpu" or dropout else ROUNDS_BETWEEN_WAITS
 

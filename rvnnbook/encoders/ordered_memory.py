@@ -237,7 +237,7 @@ def joined(
 def compose_backward(
     memory: OrderedMemory,    # its weights are used
     composed: Composed,       # from compose_slots
-    slope: Slopes,            # has the gradient by the output; gradients are filled in
+    slope: Slopes,            # holds the gradient of the output; the others are filled in
     grad: Tensor,             # gradient at the candidates by the next step, (L, B, D)
 ) -> tuple[Tensor, Tensor]:   # gradients at the slots and the running vectors, (L, B, D) each
     "Backward loop over the slots of one step, last to first (Ordered Memory section 3)."

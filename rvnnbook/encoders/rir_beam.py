@@ -187,7 +187,7 @@ def search_chunks(
         beside = scorer.finish(met[:, :2, 1] + met[:, 1:, 0])
         return made, beside.masked_fill(around[:, ::3] == 0, -torch.inf)
     scores, there = scores[order], slice(None)
-    if rows.device.type == "cpu":                              # to count them would be a wait
+    if rows.device.type == "cpu":                              # elsewhere, indexing would wait
         there = (scores > -torch.inf).flatten()
     logits = scores.new_zeros(len(rows), rows.shape[1] - 1)
     logits[there] = score_places(arena, scorer, rows[there, :-1], rows[there, 1:])

@@ -252,7 +252,7 @@ def take_turns(
     report: Callable = lambda line: None,  # called with a line after each measurement
     **settings,                        # of StepSettings or FormSettings
 ) -> dict[str, dict]:                  # "n = 100, batch 1, library" -> name -> number
-    "A step in all forms of a subject in turns, or steps of all encoders (rir Table 1)."
+    "Measure a step of all forms of a subject in turn, or steps of all encoders (rir Table 1)."
     filled, every = check_settings(subject, settings), subject == "efficiency"
     limit, repeats, counts = (None, 1, "") if every else (
         filled["limit"], filled["repeats"], SUBJECTS[subject].counts)

@@ -103,9 +103,9 @@ def _file_hash(file, modified):              # modified: the time, so that an ed
 PROFILES = ("smoke", "cpu", "paper")         # from seconds to the papers' settings
 
 @cache
-def _without_path(text):   # records say the same words again and again
+def _without_path(text):   # cached: records repeat the same texts
     if not text.strip() or re.search(r"(?:^|[\s='\"(:,])(?:~?/|\\\\|[A-Za-z]:\\)[\w.]", text):
-        raise ValueError("it must be words, and no path of a machine")
+        raise ValueError("it must be nonempty text without an absolute path")
     return text
 
 def _in_utc(text):
@@ -451,7 +451,7 @@ def read_trace(record: dict, folder: Path | None = None) -> dict:      # {"curve
     try:
         trace = json.loads(path.read_text())
         if digest(trace, 12) != record["trace"]:
-            raise ValueError("it is not the trace that was recorded")
+            raise ValueError("its hash differs from the recorded one")
     except FileNotFoundError:
         raise RecordError(f"traces/{path.name} is missing") from None
     except ValueError as error:

@@ -172,7 +172,7 @@ def _silent_kernel():
 
 # %% ../../nbs/workshop/run.ipynb #2f393b5b
 def _execute_in_kernel(path, parameters, folder, first_line, shown):
-    "Have papermill run a notebook in its place; a kernel that does not start is started once more."
+    "Execute a notebook in place with papermill; if its kernel does not start, try once more."
     import papermill
     run = lambda: papermill.execute_notebook(
         str(path), str(path), parameters or {}, kernel_name="python3", cwd=str(folder),

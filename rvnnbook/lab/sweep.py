@@ -33,7 +33,7 @@ def _plain(node):
     if node.id == "mapping":
         names = [name.value for name, _ in node.value]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ParameterError(f"{twice[0]!r} stands twice in one table")
+            raise ParameterError(f"{twice[0]!r} appears twice in one mapping")
         return {name.value: _plain(value) for name, value in node.value}
     if node.id == "sequence":
         return [_plain(part) for part in node.value]
@@ -47,7 +47,7 @@ def read_sweep_text(text: str):    # YAML, and so JSON -> as data
         node = yaml.compose(text, yaml.SafeLoader)
         return None if node is None else _plain(node)
     except (yaml.YAMLError, TypeError, RecursionError) as error:
-        raise ParameterError("no YAML: " + " ".join(str(error).split())) from None
+        raise ParameterError("invalid YAML: " + " ".join(str(error).split())) from None
 
 # %% ../../nbs/workshop/sweep.ipynb #932c7090
 def _equal_lengths(lists):
@@ -332,7 +332,7 @@ def sweep(
 
 # %% ../../nbs/workshop/sweep.ipynb #8426e630
 def _cancel_queued(handles):
-    "Those that were still in the queue of Slurm, and are not now."
+    "Cancel the jobs that still wait in the queue of Slurm, and return them."
     queued = [handle for handle in handles if getattr(handle, "state", "") == "PENDING"]
     for handle in queued:
         handle.cancel(check=False)

@@ -391,8 +391,8 @@ def search_rows(
     compose: Callable,     # compose(around (R, 4), step): places (R, 1), scores beside them (R, 2)
     generator: torch.Generator | None = None,    # of the noise
     keys: Tensor | None = None,    # of all places; given: states must differ
-    missing: Tensor | None = None,    # pairs that there are not in the beginning, (B, 1, N-1) bool
-) -> Any:                  # what a Search begins with, up to the final scores
+    missing: Tensor | None = None,    # pairs that do not exist at first, (B, 1, N-1) bool
+) -> Any:                  # the fields of a Search up to the final scores
     "Beam search over rows of places (rir section 2)."
     beam, noisy, counts = encoder.beam, encoder.training and encoder.noise, active_counts(sizes)
     boxes, ended, noted = blank_steps(len(counts) - 1, len(order), beam, scores), [], []
@@ -853,7 +853,7 @@ def lineage_scores(
     pairs: list,           # of each level the three that end in each merge, (B, K, T, 3)
     levels: list[Search],  # decisions, lowest level first
     lines: list[Lineages], # lineages of the final hypotheses in every level
-) -> Tensor:               # s, scores of the final hypotheses that there are, (B, K)
+) -> Tensor:               # s, scores of the final hypotheses that exist, (B, K)
     "Final scores: initial scores plus the sums of all levels (rir section 3.1)."
     scores: Any = None
     device = logits.device
