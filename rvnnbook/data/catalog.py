@@ -5,7 +5,7 @@ __all__ = ['NETWORK_ERRORS', 'DEFAULT_LIMIT', 'CatalogError', 'File', 'Dataset',
            'checksum', 'install_file', 'byte_range', 'SafeRedirectHandler', 'request_file', 'show_progress',
            'attempt_download', 'download', 'Member', 'check_members', 'LimitedStream', 'archive_members',
            'unpack_archive', 'is_archive', 'candidates', 'recognise', 'fetch', 'is_sound', 'locked', 'get',
-           'recorded_checksum', 'add_unverified', 'add', 'present', 'verify', 'listing']
+           'recorded_checksum', 'add_unverified', 'add', 'present', 'verify', 'listing', 'how_to_get']
 
 # %% ../../nbs/implementations/catalog.ipynb #4d64d844
 import contextlib
@@ -567,3 +567,13 @@ def listing() -> str:       # a table with a line for each data set
     return "\n".join("  ".join(cell.rjust(width) if place == 1 else cell.ljust(width)
                                for place, (cell, width) in enumerate(zip(row, widths))).rstrip()
                      for row in rows)
+
+# %% ../../nbs/implementations/catalog.ipynb #3e65761f
+def how_to_get(
+    name: str,      # of a data set
+) -> str:           # Markdown
+    "The command that installs a data set, its title and licence."
+    found = find_dataset(name)
+    verb = "get" if found.files and all(file.address for file in found.files) else "add"
+    path = "" if verb == "get" else " PATH"
+    return f"`rvnnbook data {verb} {name}{path}`: {found.title}; licence: {found.licence}"
