@@ -401,6 +401,13 @@ FAULTS = {
 }
 
 
+def found_on(browser, folder, text, check):
+    "What a check finds on a page of its own."
+    (folder / "page.html").write_text(text)
+    with serving(folder) as base:
+        return check(browser, base, "page")
+
+
 BARRIERS = {
     "button-name": GOOD.replace("</h1>", "</h1><button></button>"),
     "color-contrast": GOOD.replace("</h1>", '</h1><p style="color:#ccc">pale</p>'),
@@ -412,9 +419,7 @@ BARRIERS = {
 
 @pytest.mark.parametrize("barrier", ["", *BARRIERS])
 def test_barriers_are_seen(browser, tmp_path, barrier):
-    (tmp_path / "page.html").write_text(BARRIERS.get(barrier, GOOD))
-    with serving(tmp_path) as base:
-        found = inaccessible(browser, base, "page")
+    found = found_on(browser, tmp_path, BARRIERS.get(barrier, GOOD), inaccessible)
     assert (not found) if not barrier else any(barrier in sentence for sentence in found), found
 
 
@@ -424,9 +429,7 @@ def test_lines_of_a_signature_are_no_list_of_definitions(browser, tmp_path):
     lines = '<dl>\n<dd><em class="sig-param">a: int</em>,</dd>\n<dd><em class="sig-param">b: str</em>,</dd>\n</dl>\n\n'
     page = GOOD.replace("</h1>", f'</h1><dl><dt><span class="sig-paren">(</span>\n\n{lines}<span class="sig-paren">)</span></dt><dd>x</dd></dl>')
     for text, wrong in ((page, True), (lines_of_signatures(page), False)):
-        (tmp_path / "page.html").write_text(text)
-        with serving(tmp_path) as base:
-            assert any("definition-list" in sentence for sentence in inaccessible(browser, base, "page")) == wrong
+        assert any("definition-list" in sentence for sentence in found_on(browser, tmp_path, text, inaccessible)) == wrong
     assert "a: int" in text and "b: str" in text and "<dd>x</dd>" in text
 
 
@@ -435,17 +438,14 @@ def test_lines_of_a_signature_are_no_list_of_definitions(browser, tmp_path):
 def test_pale_letters_are_seen(browser, tmp_path, ink, shape, pale):
     "Letters in the middle of a box of 90: the small circle is not under them."
     text = f'<svg viewBox="0 0 90 90" width="90" role="img" aria-label="a">{shape}<text x="35" y="50" fill="{ink}">abc</text></svg>'
-    (tmp_path / "page.html").write_text(f'<!doctype html><html><head><title>t</title><link rel="icon" href="data:,"></head><body style="background:#fff"><figure class="drawn">{text}</figure></body></html>')
-    with serving(tmp_path) as base:
-        assert bool(pale_letters(browser, base, "page")) == pale
+    page = f'<!doctype html><html><head><title>t</title><link rel="icon" href="data:,"></head><body style="background:#fff"><figure class="drawn">{text}</figure></body></html>'
+    assert bool(found_on(browser, tmp_path, page, pale_letters)) == pale
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_the_checker_sees_faults(browser, tmp_path, fault):
     "A sound page passes; each fault put into it is reported."
-    (tmp_path / "page.html").write_text(FAULTS.get(fault, GOOD))
-    with serving(tmp_path) as base:
-        found = problems(browser, base, "page")
+    found = found_on(browser, tmp_path, FAULTS.get(fault, GOOD), problems)
     assert (not found) if not fault else any(fault in sentence for sentence in found), found
 
 
