@@ -2,12 +2,13 @@
 
 # %% auto #0
 __all__ = ['PERCENT', 'Behind', 'summary', 'TableError', 'PaperTable', 'paper_tables', 'paper_table', 'chosen_runs', 'provenance',
-           'NumberPair', 'pair', 'Comparison', 'comparison', 'table_lines', 'runs_text', 'number_text', 'table_notes',
-           'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList']
+           'NumberPair', 'pair', 'Comparison', 'comparison', 'column_title', 'table_lines', 'runs_text', 'number_text',
+           'table_notes', 'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList']
 
 # %% ../../nbs/workshop/tables.ipynb #d9f5afcb
 import importlib.resources
 import json
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -183,11 +184,29 @@ def comparison(
         pair(table, row, column, split, runs[row], metric, of)
         for row in runs for column, split in columns.items()])
 
+# %% ../../nbs/workshop/tables.ipynb #117af5a1
+_WORDS = [(r"len(?:gth)?_(\d+)_(\d+)", r"\1 to \2 tokens"),
+          (r"depth_(\d+)_(\d+)", r"depth \1 to \2"),
+          (r"arg(?:uments)?_(\d+)", r"\1 arguments"), (r"ops_(\d+)", r"\1 operators"),
+          (r"sort_(\d+)", r"sort \1 numbers"), (r"tree_(\d+)", r"tree of \1 levels"),
+          (r"(official|generated), listops_o_test", r"\1"), ("_", " "),
+          (r"\b(iid|lra|s?nli|mnli|qqp|paws|imdb|mnist|jsb)\b", lambda found: found[1].upper()),
+          (r"\bsst(\d)", r"SST-\1"), ("cifar10", "CIFAR-10"), (r"\blistops\b", "ListOps")]
+
+def column_title(
+    column: str,      # of a paper's table, or a split of our metrics
+) -> str:
+    "What a reader calls a column."
+    for identifier, words in _WORDS:
+        column = re.sub(identifier, words, column)
+    return column
+
 # %% ../../nbs/workshop/tables.ipynb #117af5ac
 def table_lines(compared: Comparison) -> list[list[str]]:      # cells
     "For each model the paper's line, ours and the difference, below the names of the columns."
     rows = compared.table.rows
-    lines = [["", "", *compared.columns], ["", "our test", *compared.columns.values()]]
+    lines = [["", "", *map(column_title, compared.columns)],
+             ["", "our test", *map(column_title, compared.columns.values())]]
     for row, runs in compared.runs.items():
         pairs = [pair for pair in compared.pairs if pair.row == row]
         if row in rows:

@@ -30,10 +30,14 @@ def length_scores(
     records: Sequence[dict],       # of the experiment on length generalization
 ) -> dict[str, dict]:              # model -> test -> percent, deviation (None: one seed), seeds
     "Mean and standard deviation over seeds, for every model and test."
-    found = {}
+    found, seen = {}, set()
     for record in records:
-        model, profile = record["parameters"]["model"], record["profile"]
+        model, profile, seed = record["parameters"]["model"], record["profile"], record["seed"]
         name = model if profile == "paper" else f"{model} ({profile})"
+        if (name, seed) in seen:
+            raise ValueError(f"{name}: seed {seed} was trained more than once; "
+                             "lab.verdicts.longest_runs selects one training of each seed")
+        seen.add((name, seed))
         for split, scores in record["metrics"].items():
             test = split.partition(", ")[2]
             if test in (*LENGTH_TESTS, *OTHER_TESTS):
@@ -195,6 +199,7 @@ def length_figure(
     name: str = "fig-lengths",     # identifier on the page
     most: int = 7,                 # lines
     paper=None,                    # a PaperTable of the papers' values, drawn as hollow markers
+    scale: str = "",               # of the trainings, for the caption
 ) -> Figure:
     "Accuracy against the length of expressions, one line a model, seeds as bands."
     fig, ax = canvas(width=4.9, height=3.4)
@@ -203,7 +208,7 @@ def length_figure(
     black = " Black: models from outside the book." if any(map(is_own, scores)) else ""
     return figure(fig, name=name, alt=f"Accuracy by length of the expression. {listed}.",
                   caption="Accuracy by length: mean and standard deviation over seeds."
-                          f"{black} Gray: lengths in training.{hollow}")
+                          f"{black} Gray: lengths in training.{hollow} {scale}".rstrip())
 
 def logic_figure(
     scores: dict[str, dict],       # returned by logic_scores
