@@ -3,6 +3,8 @@ import dataclasses
 import inspect
 import re
 
+from docutils import nodes
+
 
 def drop_thebe(app, pagename, templatename, context, doctree):
     "The theme's live-code scripts load from elsewhere; the book has no use for them."
@@ -66,10 +68,19 @@ def own_nodes(app, doctree):
         node.document = doctree
 
 
+def keep_together(app, doctree):
+    "doctree-read: no line ends between a number and its percent sign, or between Eq. and its number."
+    for text in list(doctree.findall(nodes.Text)):
+        joined = re.sub(r"(?<=\d) (?=%)|(?<=\bEqs?\.) (?=\d)", "\N{NO-BREAK SPACE}", text)
+        if joined != text and not isinstance(text.parent, nodes.literal | nodes.FixedTextElement | nodes.raw):
+            text.parent.replace(text, nodes.Text(joined))
+
+
 def setup(app):
     app.setup_extension("glossary_table")
     app.connect("html-page-context", drop_thebe, priority=999)
     app.connect("autodoc-process-docstring", render_docments, priority=100)
     app.connect("autodoc-skip-member", choose_members)
     app.connect("doctree-read", own_nodes)
+    app.connect("doctree-read", keep_together)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sphinx.errors import ExtensionError
 
-FORMULA = re.compile(r'(<(span|div) class="math [^>]*)>\s*((?:<span class="eqno">.*?</span>)?)\s*\\([(\[])(.*?)\\[)\]]\s*</\2>([.,;:!?)\]]*)', re.S)
+FORMULA = re.compile(r'(?P<before>[(\[“]?)(?P<open><(?P<tag>span|div) class="math [^>]*)>\s*(?P<number>(?:<span class="eqno">.*?</span>)?)\s*'
+                     r'\\(?P<kind>[(\[])(?P<tex>.*?)\\[)\]]\s*</(?P=tag)>(?P<after>[.,;:!?)\]]*)', re.S)
 KEPT = re.compile(r'<(span|div) class="math [^>]*data-tex="([^"]*)"')
 TYPESET = r"""
 require("mathjax").init({
@@ -42,15 +43,15 @@ def typeset(formulas: list[tuple[str, bool]]) -> tuple[dict[tuple[str, bool], st
 
 def formulas_of(page: str) -> set[tuple[str, bool]]:
     "TeX of a page's formulas, and whether each is displayed."
-    return {(html.unescape(m[5]), m[4] == "[") for m in FORMULA.finditer(page)} | {(html.unescape(tex), tag == "div") for tag, tex in KEPT.findall(page)}
+    return {(html.unescape(m["tex"]), m["kind"] == "[") for m in FORMULA.finditer(page)} | {(html.unescape(tex), tag == "div") for tag, tex in KEPT.findall(page)}
 
 
 def set_formulas(page: str, made: dict[tuple[str, bool], str]) -> str:
-    "A page with its formulas set; no line ends between a formula and the mark that follows it."
+    "A page with its formulas set; no line ends between a formula and the marks beside it."
     def set_one(m):
-        tex = html.unescape(m[5])
-        formula = f'{m[1]} data-tex="{html.escape(tex)}">{m[3]}{made[tex, m[4] == "["]}</{m[2]}>'
-        return f'<span class="joined">{formula}{m[6]}</span>' if m[6] else formula
+        tex, marks = html.unescape(m["tex"]), m["before"] or m["after"]
+        formula = f'{m["open"]} data-tex="{html.escape(tex)}">{m["number"]}{made[tex, m["kind"] == "["]}</{m["tag"]}>'
+        return f'<span class="joined">{m["before"]}{formula}{m["after"]}</span>' if marks else formula
     return FORMULA.sub(set_one, page)
 
 

@@ -11,7 +11,7 @@ from tests.test_site import PAGES, SITE, built  # noqa: F401
 sys.path.insert(0, str(ROOT / "_ext"))
 import formulas  # noqa: E402
 
-PAGE = r'''<p><span class="math notranslate nohighlight">\(a &lt; b\)</span>, or so</p>
+PAGE = r'''<p><span class="math notranslate nohighlight">\(a &lt; b\)</span>, or so (<span class="math notranslate nohighlight">\(a &lt; b\)</span>)</p>
 <div class="math notranslate nohighlight" id="eq-x">
 <span class="eqno">(1)<a class="headerlink" href="#eq-x">#</a></span>\[\begin{split}x &amp;= 1\\y &amp;= 2\end{split}\]</div><code>\(c\)</code>'''
 
@@ -21,8 +21,9 @@ def test_formulas_are_set_once_and_keep_number_and_tex():
     assert asked == {("a < b", False), (r"\begin{split}x &= 1\\y &= 2\end{split}", True)}
     made, sheet = formulas.typeset(sorted(asked))
     page = formulas.set_formulas(PAGE, made)
-    assert page.count("<mjx-container") == page.count("<math ") == 2 and r"<code>\(c\)</code>" in page and '<span class="eqno">(1)' in page
-    assert '<span class="joined"><span class="math ' in page and "</mjx-container></span>,</span> or so</p>" in page
+    assert page.count("<mjx-container") == page.count("<math ") == 3 and r"<code>\(c\)</code>" in page and '<span class="eqno">(1)' in page
+    assert '<span class="joined"><span class="math ' in page and "</mjx-container></span>,</span> or so <span" in page
+    assert 'or so <span class="joined">(<span class="math ' in page and "</mjx-container></span>)</span></p>" in page
     assert formulas.formulas_of(page) == asked and formulas.set_formulas(page, made) == page
     assert "@font-face" in sheet and all(f"mjx-c{ord(letter):X}" in sheet.upper().replace("MJX-C", "mjx-c") for letter in "12<")
 

@@ -129,6 +129,7 @@ def plain_table(
     def row(cells, tag):
         last = len(cells) - 1
         side = ["left" if at in (0, last) else "right" for at in range(len(cells))]
+        side[1:-1] = [to + ";white-space:nowrap" * (tag == "td") for to in side[1:-1]]
         side[-1] += ";min-width:14rem"
         return "<tr>" + "".join(
             f'<{tag} style="text-align:{to};padding:0.15rem 0.6rem;'
@@ -187,7 +188,7 @@ def _draw_lengths(ax, scores, most, paper=None):
 
 def _draw_logic(ax, scores, most):
     ax.axvspan(.5, 6.5, color="#999999", alpha=.2, linewidth=0)
-    ax.set(xlabel="operators of the longer formula", ylabel="accuracy (%)", xlim=(.5, 12),
+    ax.set(xlabel="operators of the longer formula", ylabel="accuracy (%)", xlim=(.5, 12.4),
            ylim=(0, 104), xticks=range(2, 13, 2))
     points = {model: [(count, *found[:2]) for count, found in sorted(tests.items())]
               for model, tests in scores.items() if tests}

@@ -115,6 +115,8 @@ def svg_from_matplotlib(
                  flags=re.DOTALL)
     svg = re.sub(r"(fill|stroke): #000000", r"\1: currentColor", svg)
     svg = re.sub(r"'DejaVu Sans'(, '[^']*')*, sans-serif", "system-ui, sans-serif", svg)
+    marker = r'(<path id="m\w+"[^>]*style=")stroke: #[0-9a-f]{6};? ?'      # its use has the color
+    svg = re.sub(marker, r"\1", svg)
     svg = svg[svg.index("<svg"):].strip()
     return svg.replace("<svg", '<svg fill="currentColor" stroke-linejoin="round"', 1)
 
