@@ -44,7 +44,9 @@ class PaperTable:
     def metrics(self): return self.metric if isinstance(self.metric, list) else [self.metric]
 
     @property
-    def location(self): return self.name.split(".")[1].replace("table", "Table ").replace("_", " ")
+    def location(self):
+        number = self.name.split(".")[1].removeprefix("table").replace("_", " ")
+        return f"Table{'s' * (' ' in number)} {number}"
 
     def value(self, row, column, metric=None):    # metric: which one, where cells hold several
         "A number (words, None if not reported), and its standard deviation where one is printed."
@@ -147,7 +149,7 @@ class Comparison:
     runs: dict[str, list]      # row -> what chosen_runs gave
     pairs: list[NumberPair]    # row by row
     listed: bool = False       # whether the page lists the runs elsewhere
-    folded: bool = False       # whether a page shows the title alone until it is opened
+    folded: bool | str = False # True, or the end of its title: the title alone is shown at first
 
     @property
     def behind(self): return [(f"{row}, ours", runs) for row, runs in self.runs.items() if runs]
@@ -160,6 +162,7 @@ class Comparison:
         names = ", ".join(self.runs) if len(self.runs) < 4 else (
             f"{', '.join(list(self.runs)[:2])} and {len(self.runs) - 2} more rows")
         title = f"{self.table.location} of {self.table.paper['title'].partition(':')[0]}: {names}"
+        title += f", {self.folded}" * isinstance(self.folded, str)
         return (f"<details><summary>{escape(title)}</summary>"
                 f'<div style="overflow-x:auto">{html}</div></details>')
 
@@ -295,7 +298,7 @@ class RunList:
     "The runs behind the tables of a page; the tables leave them out, and the list shows them once."
     def __init__(self): self.behind = []      # names and runs
 
-    def table(self, compared: Comparison, folded: bool = False) -> Comparison:
+    def table(self, compared: Comparison, folded: bool | str = False) -> Comparison:
         "A comparison without its own list of runs; a long one can be folded."
         self.behind += compared.behind
         return replace(compared, listed=True, folded=folded)

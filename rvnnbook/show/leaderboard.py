@@ -7,6 +7,7 @@ __all__ = ['LENGTH_TESTS', 'OTHER_TESTS', 'FORMAT', 'is_own', 'length_scores', '
 
 # %% ../../nbs/workshop/leaderboard.ipynb #4fc301b5
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -126,6 +127,8 @@ def plain_table(
     lines: Sequence[Sequence[str]],      # rows of texts
 ) -> str:                                # HTML of a table that scrolls on a narrow screen
     "A small table: first and last column to the left, numbers to the right."
+    def unbroken(name):                  # no line ends after a hyphen
+        return re.sub(r"\S+-\S+", r'<span style="white-space:nowrap">\g<0></span>', name)
     def row(cells, tag):
         last = len(cells) - 1
         side = ["left" if at in (0, last) else "right" for at in range(len(cells))]
@@ -133,12 +136,13 @@ def plain_table(
         side[-1] += ";min-width:14rem"
         return "<tr>" + "".join(
             f'<{tag} style="text-align:{to};padding:0.15rem 0.6rem;'
-            f'vertical-align:top">{escape(cell)}</{tag}>'
-            for cell, to in zip(cells, side)) + "</tr>"
+            f'vertical-align:top">{unbroken(escape(cell)) if at == 0 else escape(cell)}</{tag}>'
+            for at, (cell, to) in enumerate(zip(cells, side))) + "</tr>"
     return ('<div style="overflow-x:auto"><table style="font-size:0.9em">'
             f"<thead>{row(head, 'th')}</thead>"
             f"<tbody>{''.join(row(line, 'td') for line in lines)}</tbody></table></div>")
 
+# %% ../../nbs/workshop/leaderboard.ipynb #5ca1e00a
 def reached_table(
     rows: dict[str, tuple[dict, list]],  # returned by `reached`
     percent: bool = True,                # shares as percent; False: unchanged numbers
@@ -153,7 +157,12 @@ def reached_table(
                  for title in titles]
         name = SAME_MODEL.get(model, model) + comma + others.replace("_", " ")
         lines.append([name, *shown, scale_of(runs)])
-    return plain_table(["model", *titles, "scale"], lines)
+    sizes = {line[-1].partition("; ")[0] for line in lines}
+    if len(sizes) != 1:
+        return plain_table(["model", *titles, "scale"], lines)
+    lines = [[*line, scale.partition("; ")[2]] for *line, scale in lines]
+    return (plain_table(["model", *titles, "seeds and time"], lines)
+            + f'<p style="font-size:0.9em">Scale of every row: {escape(*sizes)}.</p>')
 
 # %% ../../nbs/workshop/leaderboard.ipynb #888bf3b6
 _PAPER_COLUMNS = {"near_iid": 50, "len_200_300": 250, "len_500_600": 550, "len_900_1000": 950}

@@ -377,7 +377,11 @@ def markdown_table(
     head: Sequence,   # titles of the columns
     rows,             # rows of cells, texts or numbers
 ) -> str:             # Markdown, for `IPython.display.Markdown`
-    "A table with its first column to the left and the others to the right."
-    sides = ["---", *["--:"] * (len(head) - 1)]
+    "A table with numbers to the right, words and the first column to the left."
+    rows = list(rows)
+    def is_number(cell): return not str(cell) or str(cell)[0] in "0123456789.–−-$"
+    sides = ["---", *("--:" if all(map(is_number, column)) else "---"
+                      for column in list(zip(*rows))[1:])]
+    sides += ["--:"] * (len(head) - len(sides))          # of a table without rows
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, sides, *rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
