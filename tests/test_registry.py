@@ -301,7 +301,8 @@ FILES = sorted((PACKAGE / "weights").glob("*.safetensors"))
 
 def test_weights_are_few_and_small():
     assert "crvnn-listops" in [path.stem for path in FILES]
-    assert all(path.stat().st_size <= 2**20 for path in FILES) and sum(path.stat().st_size for path in FILES) <= 10 * 2**20
+    assert all(path.stat().st_size <= 1.25 * 2**20 for path in FILES)       # RIR-EBT-GRC of width 128: 571 275 half-precision numbers
+    assert sum(path.stat().st_size for path in FILES) <= 10 * 2**20
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
