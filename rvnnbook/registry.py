@@ -28,7 +28,7 @@ ENCODERS = {               # name -> (module, class, options that make the varia
     "gumbel_tree": ("rvnnbook.encoders.greedy_tree", "GreedyTree", {"choice": "gumbel"}),
     "bt_grc": ("rvnnbook.encoders.parent_beam", "ParentBeam", {"soft": False}),
     "bt_grc_os": ("rvnnbook.encoders.parent_beam", "ParentBeam", {"soft": True}),
-    "ebt_grc": ("rvnnbook.encoders.compiled_beam", "CompiledBeam", {}),
+    "ebt_grc": ("rvnnbook.encoders.efficient_beam", "EfficientBeam", {}),
     "transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": False}),
     "universal_transformer": ("rvnnbook.encoders.transformer", "Transformer", {"shared": True}),
     "ndr": ("rvnnbook.encoders.ndr", "NDR", {}),

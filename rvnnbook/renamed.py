@@ -62,6 +62,7 @@ RENAMED |= {
         "search": "layers.tree_search.search_states",
         "tell": "layers.tree_search.build_beam_trace"},
     "encoders.compiled_beam": {"WORTH_IT": "COMPILE_MIN_LENGTH", "best": "top_places",
+        "CompiledBeam": "encoders.efficient_beam.EfficientBeam",
         "close_gap": "merge_pair", "decide": "select_pairs",
         "noise": "layers.tree_search.noise_ahead", "settle": "write_nodes"},
     "encoders.crvnn": {"encode_along": "FixedTreeCRvNN", "expect": "retrieve_scalar",

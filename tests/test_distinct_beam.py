@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.layers import tree_search
-from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, CompiledBeam, choose_search
+from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, choose_search
 from rvnnbook.encoders.distinct_beam import beam_states, beam_use, common_steps, count_distinct, find_duplicates
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.subjects import literal_search, next_states
@@ -469,9 +469,9 @@ def test_silent_plain_beams_exist():
 def test_the_compiled_search_leaves_it_alone():
     "It does not know the option, so an encoder with it searches plainly at any length, and may not insist."
     x = torch.zeros(1, COMPILE_MIN_LENGTH + 1, DIM, dtype=torch.float64)
-    assert choose_search(CompiledBeam(DIM, distinct=True), x) is arena_search
+    assert choose_search(EfficientBeam(DIM, distinct=True), x) is arena_search
     with pytest.raises(RuntimeError, match="distinct=True"):
-        choose_search(CompiledBeam(DIM, distinct=True, compiled=True), x)
+        choose_search(EfficientBeam(DIM, distinct=True, compiled=True), x)
     encoder, (x, mask) = make(1, 4), batch_of([COMPILE_MIN_LENGTH + 2, 3], 1)
     with torch.no_grad():
         assert_same([encoder(x, mask).root], [encode_with_search(encoder, x, mask, literal_search).root])

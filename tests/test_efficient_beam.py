@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, tree_from_steps
-from rvnnbook.encoders.compiled_beam import CompiledBeam, compiled_search
+from rvnnbook.encoders.compiled_beam import compiled_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.lab.subjects import literal_search
 from rvnnbook.layers.given_trees import compose_by_height
@@ -23,9 +23,9 @@ lengths = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)
 
 
-def make(seed=0, beam=3, sharper=1.0, train=False, kind=EfficientBeam, **options):
+def make(seed=0, beam=3, sharper=1.0, train=False, **options):
     torch.manual_seed(seed)
-    encoder = kind(DIM, beam, **{"score_dim": 4, "hidden": 10, **options}).double().train(train)
+    encoder = EfficientBeam(DIM, beam, **{"score_dim": 4, "hidden": 10, **options}).double().train(train)
     with torch.no_grad():
         encoder.scorer[1].weight *= sharper
     return encoder
@@ -40,7 +40,7 @@ def make(seed=0, beam=3, sharper=1.0, train=False, kind=EfficientBeam, **options
 @example([9, 1, 2, 7], 5, 0, True, 0.3, 300.0, "gelu", 2, True)
 def test_arena_is_literal_form(sizes, beam, seed, train, dropout, sharper, activation, padding, compiled):
     encoder = make(seed, beam, sharper, train, dropout=dropout, activation=activation,
-                   **(dict(kind=CompiledBeam, compiled=True) if compiled else {}))
+                   compiled=compiled)
     x, mask = batch_of(sizes, seed)
     x, mask = torch.nn.functional.pad(x, (0, 0, 0, padding)), torch.nn.functional.pad(mask, (0, padding))
     literal, arena = (answers(encoder, x, mask, form, seed) for form in (literal_search, search_and_replay))

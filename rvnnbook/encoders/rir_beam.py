@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import EncoderOutput, check_choice, length_mask
-from .compiled_beam import CompiledBeam
+from .efficient_beam import EfficientBeam
 from ..layers.chunks import chunk_size
 from ..layers.s4d import S4DLayer
 from ..layers.tree_search import (
@@ -107,7 +107,7 @@ def search_levels(
         slots, found = align(scores.detach(), encoder.align, alone, generator, next(given))
 
 # %% ../../nbs/implementations/rir_beam.ipynb #bfba9f44
-class RIRBeam(CompiledBeam):
+class RIRBeam(EfficientBeam):
     "RIR-EBT-GRC: beam search in the chunks of a balanced tree (rir section 3)."
     def __init__(
         self,

@@ -356,11 +356,8 @@ def attention_products(
 
 # %% ../../nbs/workshop/subjects.ipynb #2d1b6d86
 def make_beam(dim: int, compiled: bool = False) -> EfficientBeam:    # compiled: the search
-    "EBT-GRC with fresh weights; numba is loaded only where it is needed."
-    if not compiled:
-        return EfficientBeam(dim)
-    from rvnnbook.encoders.compiled_beam import CompiledBeam
-    return CompiledBeam(dim, compiled=True)
+    "EBT-GRC with fresh weights."
+    return EfficientBeam(dim, compiled=compiled)
 
 # %% ../../nbs/workshop/subjects.ipynb #36ba3746
 class Subject(NamedTuple):
