@@ -59,6 +59,7 @@ RENAMED |= {
 RENAMED |= {
     "encoders.balanced": {"RULES": "layers.chunks.CHUNK_RULES"},
     "encoders.beam_tree": {"expand": "layers.tree_search.propose_pairs",
+        "one_step": "lab.subjects.one_step",
         "search": "layers.tree_search.search_states",
         "tell": "layers.tree_search.build_beam_trace"},
     "encoders.compiled_beam": {"WORTH_IT": "COMPILE_MIN_LENGTH", "best": "top_places",
@@ -94,6 +95,7 @@ RENAMED |= {
         "after_taking": "remaining_existence", "faded": "layers.attention.scale_by_existence"},
     "encoders.ordered_memory": {"climb": "compose_slots"},
     "encoders.parent_beam": {"Found": "ParentSearch", "Lives": "PairLifetimes",
+        "ParentBeam": "encoders.beam_tree.BeamTree",
         "find": "search_parents", "in_pairs": "initial_rows",
         "lived_scores": "lifetime_scores", "renew": "merge_places"},
     "encoders.rir": {"Fold": "LeftFold"},
