@@ -2216,6 +2216,4 @@ d = { 'settings': { 'branch': 'main',
                                        'rvnnbook.tasks.tokens.draw_tokens': ( 'implementations/beyond.html#draw_tokens',
                                                                               'rvnnbook/tasks/tokens.py'),
                                        'rvnnbook.tasks.tokens.extend_tree': ( 'implementations/beyond.html#extend_tree',
-                                                                              'rvnnbook/tasks/tokens.py'),
-                                       'rvnnbook.tasks.tokens.token_cross_entropy': ( 'implementations/beyond.html#token_cross_entropy',
-                                                                                      'rvnnbook/tasks/tokens.py')}}}
+                                                                              'rvnnbook/tasks/tokens.py')}}}

@@ -52,7 +52,7 @@ RENAMED |= {
     "tasks.seq2seq": {"Found": "AnswerBeam", "Said": "DecoderOutput",
         "beam_search": "search_answers", "word_nats": "token_nll"},
     "tasks.sequence": {"surprises": "sequence_nll"},
-    "tasks.tokens": {"grow": "extend_tree", "token_surprise": "token_cross_entropy"},
+    "tasks.tokens": {"grow": "extend_tree"},
 }
 
 # %% ../nbs/workshop/renamed.ipynb #02b8a25b
