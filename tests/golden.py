@@ -194,13 +194,13 @@ def read_alone(module: RIRBeam, x: torch.Tensor, inputs: dict, mask: torch.Tenso
     of the longest one and draws anew after each of them: here they get their recorded draws, and are drawn anew as often as there."""
     leaves, found, counts, width = module.leaf_norm(module.leaf(module.s4d(x, mask) if module.s4d else x)), [], [], mask.shape[1]
     while width > 1 and "rba_idx.0" in inputs:
-        counts.append(int(cut_level(torch.tensor([width]), module.arity, "late").counts))
+        counts.append(int(cut_level(torch.tensor([width]), module.arity, "late")[1]))
         width = counts[-1]
     draws = [inputs[f"rba_idx.{level}"].long().view(len(x), count, -1) for level, count in enumerate(counts[:-1])]
     for row, length in enumerate(mask.sum(1)):
         given, widths = [], length[None]
         for drawn in draws:
-            widths = cut_level(widths, module.arity, "late").counts
+            widths = cut_level(widths, module.arity, "late")[1]
             given.append(drawn[row, :int(widths)])
         search = partial(nested_search, draws=given or None) if module.inference == "nested" else search_and_replay
         states, scores, _ = search(module, leaves[row:row + 1, :length], length[None])

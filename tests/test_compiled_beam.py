@@ -18,7 +18,7 @@ from rvnnbook.encoders.compiled_beam import (COMPILE_MIN_LENGTH, top_places, cho
 from rvnnbook.layers import tree_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.layers.cells import GRC
-from rvnnbook.layers.tree_search import arena_search, choose_proposals, trace_back
+from rvnnbook.layers.tree_search import arena_search, choose_proposals, survivors
 
 ROOT = Path(__file__).resolve().parents[1]
 DIM = 6
@@ -139,7 +139,7 @@ def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activatio
     assert alive.equal(other.scores > -torch.inf)
     assert_close(other.scores[alive], one.scores[alive], rtol=1e-11, atol=1e-11)
     assert other.roots[alive].equal(one.roots[alive])
-    lines = [trace_back(log, lengths) for log in (other, one)]
+    lines = [survivors([log])[0] for log in (other, one)]
     for mine, theirs in zip(*lines, strict=True):
         assert mine[alive].equal(theirs[alive])
     norms = [log.norms.movedim(0, 2).gather(1, own.slots)[lines[1].made > 0] for log, own in zip((other, one), lines)]

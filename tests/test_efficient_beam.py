@@ -15,7 +15,7 @@ from rvnnbook.lab.subjects import literal_search
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, final_trees, hash_pair, initial_scores, label_nodes, LineageScores, merge_rows, plan_replay, replay, Search,
-    search_and_replay, trace_back)
+    search_and_replay, survivors)
 from tests.helpers import DIM, answers, assert_same, batch_of
 
 few = settings(deadline=None, max_examples=25)
@@ -204,7 +204,7 @@ def test_twins_are_replayed_once():
     encoder = make(4, 5)
     leaves, sizes = torch.randn(1, 12, DIM, dtype=torch.float64), torch.tensor([12])
     log = arena_search(encoder, leaves, sizes)
-    lines = trace_back(log, sizes)
+    lines, = survivors([log])
     heights, keys = label_nodes(lines, len(log.arena))
     trees = [tree_from_steps(steps) for steps in final_trees(lines, torch.arange(1, 13)[None], log.roots, sizes)[0].tolist()]
 
@@ -229,7 +229,7 @@ def test_slopes_of_the_replay():
     leaves, sizes = torch.randn(2, 6, DIM, dtype=torch.float64), torch.tensor([6, 4])
     log = arena_search(encoder, leaves, sizes)
     places = torch.arange(len(log.arena)).view(2, -1)[:, 1:7][length_mask(sizes)]
-    plan = plan_replay(trace_back(log, sizes), places, len(log.arena))
+    plan = plan_replay(survivors([log])[0], places, len(log.arena))
     flat = leaves[length_mask(sizes)].clone().requires_grad_()
     keep = (torch.rand(len(plan.children), 10) < .7).double() / .7
     assert torch.autograd.gradcheck(lambda x: replay(encoder.grc, x, plan, keep), flat)

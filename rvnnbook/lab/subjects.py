@@ -33,7 +33,7 @@ from ..layers.topk import choice_matrix, gumbel_noise, one_soft
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, encode_with_search, hash_pair, initial_scores,
     label_nodes, leaf_keys, merge_pairs, propose_pairs, prune_beam, search_and_replay,
-    search_states, trace_back)
+    search_states, survivors)
 from ..registry import create_encoder, list_encoders
 
 # %% ../../nbs/workshop/subjects.ipynb #be689f03
@@ -194,7 +194,7 @@ def replayed(encoder: EfficientBeam, x: Tensor, mask: Tensor) -> list[int]:    #
     counts = []
     def counted(encoder, leaves, lengths, generator, trace):
         log = arena_search(encoder, leaves, lengths, generator)
-        lines = trace_back(log, lengths)
+        lines, = survivors([log])
         _, keys = label_nodes(lines, len(log.arena))
         counts.extend(len(keys[made[made > 0]].unique()) for made in lines.made)
         return log.arena[log.roots, :encoder.dim], log.scores, None

@@ -5,10 +5,10 @@ __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'search_s
            'follow_back', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts', 'initial_scores',
            'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept', 'blank_steps',
            'write_steps', 'search_rows', 'arena_search', 'blank_kept', 'note_kept', 'Lineages', 'copy_to_host',
-           'survivors', 'trace_back', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after',
-           'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
-           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores',
-           'lineage_scores', 'concat_lineages', 'replay_levels', 'search_and_replay', 'final_trees']
+           'survivors', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'ReplayPlan',
+           'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay',
+           'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores', 'concat_lineages',
+           'replay_levels', 'search_and_replay', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterator
@@ -498,13 +498,6 @@ def survivors(
             used.view(-1)[needed] = 1
     return found[::-1]
 
-def trace_back(
-    log: Search,           # from `arena_search`
-    lengths: Tensor,       # tokens of every sentence, (B,)
-) -> Lineages:
-    "Follow the final hypotheses back to the leaves."
-    return survivors([log._replace(sizes=lengths)])[0]
-
 # %% ../../nbs/implementations/tree_search.ipynb #4efb0699
 def hash_pair(
     left: Tensor,          # keys of left children, int64
@@ -524,7 +517,7 @@ def leaf_keys(
     return hash_pair(number, number)
 
 def label_nodes(
-    lines: Lineages,       # from trace_back
+    lines: Lineages,       # from `survivors`
     total: int,            # places in the arena, B M
     twins: bool = True,    # equal trees get equal keys
 ) -> tuple[Tensor, Tensor]:    # heights and keys of all places, (B M,) int64 each
@@ -618,7 +611,7 @@ class ReplayPlan(NamedTuple):
         return ReplayPlan(number, places, children, self.counts)
 
 def plan_replay(
-    lines: Lineages,       # from trace_back
+    lines: Lineages,       # from `survivors`
     leaf_places: Tensor,   # places of the leaves, (L,)
     total: int,            # places in the arena, B M
     twins: bool = True,    # compose equal trees once
