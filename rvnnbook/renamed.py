@@ -52,16 +52,18 @@ RENAMED |= {
     "tasks.seq2seq": {"Found": "AnswerBeam", "Said": "DecoderOutput",
         "beam_search": "search_answers", "word_nats": "token_nll"},
     "tasks.sequence": {"surprises": "sequence_nll"},
-    "tasks.tokens": {"grow": "extend_tree", "token_surprise": "token_cross_entropy"},
+    "tasks.tokens": {"grow": "extend_tree"},
 }
 
 # %% ../nbs/workshop/renamed.ipynb #02b8a25b
 RENAMED |= {
     "encoders.balanced": {"RULES": "layers.chunks.CHUNK_RULES"},
     "encoders.beam_tree": {"expand": "layers.tree_search.propose_pairs",
+        "one_step": "lab.subjects.one_step",
         "search": "layers.tree_search.search_states",
         "tell": "layers.tree_search.build_beam_trace"},
     "encoders.compiled_beam": {"WORTH_IT": "COMPILE_MIN_LENGTH", "best": "top_places",
+        "CompiledBeam": "encoders.efficient_beam.EfficientBeam",
         "close_gap": "merge_pair", "decide": "select_pairs",
         "noise": "layers.tree_search.noise_ahead", "settle": "write_nodes"},
     "encoders.crvnn": {"encode_along": "FixedTreeCRvNN", "expect": "retrieve_scalar",
@@ -93,6 +95,7 @@ RENAMED |= {
         "after_taking": "remaining_existence", "faded": "layers.attention.scale_by_existence"},
     "encoders.ordered_memory": {"climb": "compose_slots"},
     "encoders.parent_beam": {"Found": "ParentSearch", "Lives": "PairLifetimes",
+        "ParentBeam": "encoders.beam_tree.BeamTree",
         "find": "search_parents", "in_pairs": "initial_rows",
         "lived_scores": "lifetime_scores", "renew": "merge_places"},
     "encoders.rir": {"Fold": "LeftFold"},

@@ -15,22 +15,22 @@ from torch.nn import functional as F
 from rvnnbook.core import EncoderOutput
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.crvnn import CRvNN, halt_penalty
+from rvnnbook.encoders.beam_tree import BeamTree
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.mega import MEGA
 from rvnnbook.encoders.ndr import NDR
 from rvnnbook.encoders.ordered_memory import OrderedMemory
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.s4d_stack import S4DStack
-from rvnnbook.encoders.parent_beam import ParentBeam
 from rvnnbook.encoders.rir import RIR
 from rvnnbook.encoders.rir_beam import RIRBeam, cut_level, nested_search
-from rvnnbook.lab.subjects import crvnn_literal
+from rvnnbook.lab.subjects import beam_step, crvnn_literal
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.cells import ACTIVATIONS
 from rvnnbook.layers.neighbors import neighbor_weights
 from rvnnbook.layers.s4d import S4DLayer
 from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft
-from rvnnbook.layers.tree_search import beam_step, propose_pairs, prune_beam, search_and_replay
+from rvnnbook.layers.tree_search import propose_pairs, prune_beam, search_and_replay
 from rvnnbook.tasks.classify import Classifier
 from rvnnbook.tasks.pair import PairClassifier, pair_up
 from tests.helpers import on_page
@@ -162,13 +162,13 @@ def evaluate_crvnn(module: CRvNN, inputs: dict, mask: torch.Tensor) -> dict:
             "grad.x": torch.autograd.grad((root * inputs["w"]).sum(), x)[0]}
 
 
-def build_beam_tree(model: str, config: dict) -> ParentBeam | EfficientBeam:
+def build_beam_tree(model: str, config: dict) -> BeamTree | EfficientBeam:
     if model == "ebt_grc":
         encoder = EfficientBeam(config["hidden_size"], config["beam_size"], score_dim=config["scorer_dim"],
                                 hidden=config["cell_size"], dropout=config["dropout"])
         encoder.recorded_in_training = False
         return encoder
-    encoder = ParentBeam(config["hidden_size"], config["beam_size"], hidden=config["cell_size"], dropout=config["dropout"],
+    encoder = BeamTree(config["hidden_size"], config["beam_size"], hidden=config["cell_size"], dropout=config["dropout"],
                          soft=model == "bt_grc_os")
     encoder.recorded_in_training = config["mode"] != "eval"
     return encoder
@@ -194,13 +194,13 @@ def read_alone(module: RIRBeam, x: torch.Tensor, inputs: dict, mask: torch.Tenso
     of the longest one and draws anew after each of them: here they get their recorded draws, and are drawn anew as often as there."""
     leaves, found, counts, width = module.leaf_norm(module.leaf(module.s4d(x, mask) if module.s4d else x)), [], [], mask.shape[1]
     while width > 1 and "rba_idx.0" in inputs:
-        counts.append(int(cut_level(torch.tensor([width]), module.arity, "late").counts))
+        counts.append(int(cut_level(torch.tensor([width]), module.arity, "late")[1]))
         width = counts[-1]
     draws = [inputs[f"rba_idx.{level}"].long().view(len(x), count, -1) for level, count in enumerate(counts[:-1])]
     for row, length in enumerate(mask.sum(1)):
         given, widths = [], length[None]
         for drawn in draws:
-            widths = cut_level(widths, module.arity, "late").counts
+            widths = cut_level(widths, module.arity, "late")[1]
             given.append(drawn[row, :int(widths)])
         search = partial(nested_search, draws=given or None) if module.inference == "nested" else search_and_replay
         states, scores, _ = search(module, leaves[row:row + 1, :length], length[None])
@@ -348,7 +348,7 @@ def evaluate(model: str, module: nn.Module, inputs: dict) -> dict:
     mask = inputs["mask"].bool()
     if isinstance(module, RIRBeam):
         return evaluate_rir_beam(module, inputs, mask)
-    if isinstance(module, ParentBeam | EfficientBeam):
+    if isinstance(module, BeamTree | EfficientBeam):
         return evaluate_beam(module, inputs, mask)
     if isinstance(module, Selection):
         return module(inputs["old_state"], inputs["new_state"], mask, inputs["beam_scores"], inputs["beam_mask"].bool())

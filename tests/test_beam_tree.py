@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, tree_from_steps
-from rvnnbook.encoders.beam_tree import BeamTree, one_step
+from rvnnbook.encoders.beam_tree import BeamTree
+from rvnnbook.lab.subjects import LiteralBeamTree, beam_step, one_step
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.topk import choice_matrix, one_soft
-from rvnnbook.layers.tree_search import beam_step, follow_back, merge_pairs, propose_pairs, prune_beam, search_states, steps_from_merges
+from rvnnbook.layers.tree_search import follow_back, merge_pairs, propose_pairs, prune_beam, search_states, steps_from_merges
 from tests import golden
 from tests.helpers import randomize_norms
 
@@ -26,10 +27,10 @@ seeds = st.integers(0, 10**6)
 beams = st.integers(1, 6)
 
 
-def make(seed=0, factor=1.0, **options):
+def make(seed=0, factor=1.0, kind=BeamTree, **options):
     "An encoder in double precision whose scores are multiplied by a factor, with layer norms that show."
     torch.manual_seed(seed)
-    encoder = BeamTree(DIM, **options).double().eval()
+    encoder = kind(DIM, **options).double().eval()
     return randomize_norms(encoder, encoder.scorer[0], factor)
 
 
@@ -302,7 +303,7 @@ def test_parameters_have_their_published_names():
 
 
 def test_the_cell_is_asked_for_every_pair():
-    encoder, made = make(0, beam=3), []
+    encoder, made = make(0, kind=LiteralBeamTree, beam=3), []
     encoder.grc.register_forward_hook(lambda cell, given, out: made.append(out.numel() // DIM))
     encoder(*batch_of([7], 0))
     assert made == [6, *(3 * pairs for pairs in (5, 4, 3, 2, 1))]

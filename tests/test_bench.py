@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.cli import main
-from rvnnbook.encoders import compiled_beam, efficient_beam
+from rvnnbook.encoders import compiled_beam
 from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, by_length, cases, check_settings, findings, forms_of, fresh,
@@ -311,9 +311,8 @@ def test_the_command_knows_what_can_be_measured(capsys):
 def test_a_form_is_what_its_name_says(monkeypatch):
     searches = []
     for name in ("arena_search", "compiled_search"):
-        where = compiled_beam if name == "compiled_search" else efficient_beam
-        form = getattr(where, name)
-        monkeypatch.setattr(where, name, lambda *args, form=form, name=name: searches.append(name) or form(*args))
+        form = getattr(compiled_beam, name)
+        monkeypatch.setattr(compiled_beam, name, lambda *args, form=form, name=name: searches.append(name) or form(*args))
     for form in BEAM.forms:
         searches.clear()
         if form.startswith("library"):

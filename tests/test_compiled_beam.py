@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, pad_batch, padding_gap
-from rvnnbook.encoders.compiled_beam import (COMPILE_MIN_LENGTH, CompiledBeam, top_places, choose_pairs, choose_search, merge_pair, compiled_search, gate_and_norm, log_sum,
+from rvnnbook.encoders.compiled_beam import (COMPILE_MIN_LENGTH, top_places, choose_pairs, choose_search, merge_pair, compiled_search, gate_and_norm, log_sum,
                                              score_pair)
 from rvnnbook.layers import tree_search
-from rvnnbook.encoders.efficient_beam import PairScorer
+from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.layers.cells import GRC
-from rvnnbook.layers.tree_search import arena_search, choose_proposals, trace_back
+from rvnnbook.layers.tree_search import arena_search, choose_proposals, survivors
 
 ROOT = Path(__file__).resolve().parents[1]
 DIM = 6
@@ -29,7 +29,7 @@ seeds = st.integers(0, 10**6)
 
 def make(seed=0, beam=3, sharper=1.0, train=False, dtype=torch.float64, **options):
     torch.manual_seed(seed)
-    encoder = CompiledBeam(DIM, beam, **{"score_dim": 4, "hidden": 10, **options}).to(dtype).train(train)
+    encoder = EfficientBeam(DIM, beam, **{"score_dim": 4, "hidden": 10, **options}).to(dtype).train(train)
     with torch.no_grad():
         encoder.scorer[1].weight *= sharper
     return encoder
@@ -139,7 +139,7 @@ def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activatio
     assert alive.equal(other.scores > -torch.inf)
     assert_close(other.scores[alive], one.scores[alive], rtol=1e-11, atol=1e-11)
     assert other.roots[alive].equal(one.roots[alive])
-    lines = [trace_back(log, lengths) for log in (other, one)]
+    lines = [survivors([log])[0] for log in (other, one)]
     for mine, theirs in zip(*lines, strict=True):
         assert mine[alive].equal(theirs[alive])
     norms = [log.norms.movedim(0, 2).gather(1, own.slots)[lines[1].made > 0] for log, own in zip((other, one), lines)]
@@ -202,9 +202,9 @@ def test_the_choice():
 SCRIPT = """
 import torch
 {before}
-from rvnnbook.encoders import compiled_beam
+from rvnnbook.encoders import compiled_beam, efficient_beam
 torch.manual_seed(0)
-encoder, leaves = compiled_beam.CompiledBeam(6, 3).double(), torch.randn(2, 7, 6).double()
+encoder, leaves = efficient_beam.EfficientBeam(6, 3).double(), torch.randn(2, 7, 6).double()
 log = compiled_beam.compiled_search(encoder, leaves, torch.tensor([7, 4]), torch.Generator().manual_seed(1))
 encoder.compiled = True
 try:

@@ -14,13 +14,13 @@ from torch.testing import assert_close
 from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.layers import tree_search
-from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, CompiledBeam, choose_search
+from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, choose_search
 from rvnnbook.encoders.distinct_beam import beam_states, beam_use, common_steps, count_distinct, find_duplicates
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.subjects import literal_search, next_states
 from rvnnbook.layers.topk import gumbel_noise
 from rvnnbook.layers.tree_search import (
-    arena_search, choose_proposals, encode_with_search, hash_pair, leaf_keys, mark_repeated, search_and_replay, states_after, trace_back)
+    arena_search, choose_proposals, encode_with_search, hash_pair, leaf_keys, mark_repeated, search_and_replay, states_after, survivors)
 from tests.helpers import DIM, answers, assert_same, batch_of, on_page
 
 by_orders, by_best, by_sums, in_post_order, rule_search = on_page(
@@ -390,7 +390,7 @@ def test_common_steps(sizes, beam, seed, train, distinct):
     sizes = torch.tensor(sorted(sizes, reverse=True))
     leaves = torch.randn(len(sizes), int(sizes[0]), DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     log = arena_search(make(seed, beam, train=train, distinct=distinct), leaves, sizes, torch.Generator().manual_seed(seed))
-    slots = common_steps(trace_back(log, sizes), sizes)
+    slots = common_steps(survivors([log])[0], sizes)
     for row, n in enumerate(sizes.tolist()):
         ways = []
         for slot in (log.scores[row] > -torch.inf).nonzero()[:, 0].tolist():
@@ -419,7 +419,7 @@ def test_silence_before_the_common_ancestor(seed, distinct):
     ear.remove()
     with torch.no_grad():
         log = arena_search(encoder, encoder.leaf_norm(encoder.leaf(x)), torch.tensor([n]))
-    common = int(common_steps(trace_back(log, torch.tensor([n])), torch.tensor([n])))
+    common = int(common_steps(survivors([log])[0], torch.tensor([n])))
     trees = int(count_distinct(beam_states(log, torch.tensor([n]), distinct))[-1])
     loudest = torch.stack([scores.grad.abs().max() for scores in heard[:-1]])
     assert (loudest[:common] < 1e-14).all()
@@ -448,7 +448,7 @@ def test_what_a_beam_is_used_for(sizes, beam, seed, distinct):
         rows = [[row for row, there in zip(*step) if there] for step in zip(rows_in(log, n), filled)]
         repeats = [1 - len(set(step)) / len(step) for step in rows]
         trees = len(set(rows[-1])) if rows else 1
-        common = int(common_steps(trace_back(log, only), only))
+        common = int(common_steps(survivors([log])[0], only))
         assert float(use["repeats"][row]) == pytest.approx(sum(repeats) / max(1, n - 1), abs=1e-6)
         assert int(use["trees"][row]) == trees
         unheard = 1 if trees == 1 or common >= n - 2 else common / (n - 2)
@@ -469,9 +469,9 @@ def test_silent_plain_beams_exist():
 def test_the_compiled_search_leaves_it_alone():
     "It does not know the option, so an encoder with it searches plainly at any length, and may not insist."
     x = torch.zeros(1, COMPILE_MIN_LENGTH + 1, DIM, dtype=torch.float64)
-    assert choose_search(CompiledBeam(DIM, distinct=True), x) is arena_search
+    assert choose_search(EfficientBeam(DIM, distinct=True), x) is arena_search
     with pytest.raises(RuntimeError, match="distinct=True"):
-        choose_search(CompiledBeam(DIM, distinct=True, compiled=True), x)
+        choose_search(EfficientBeam(DIM, distinct=True, compiled=True), x)
     encoder, (x, mask) = make(1, 4), batch_of([COMPILE_MIN_LENGTH + 2, 3], 1)
     with torch.no_grad():
         assert_same([encoder(x, mask).root], [encode_with_search(encoder, x, mask, literal_search).root])

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, tree_from_steps
-from rvnnbook.encoders.compiled_beam import CompiledBeam, compiled_search
+from rvnnbook.encoders.compiled_beam import compiled_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.lab.subjects import literal_search
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, final_trees, hash_pair, initial_scores, label_nodes, LineageScores, merge_rows, plan_replay, replay, Search,
-    search_and_replay, trace_back)
+    search_and_replay, survivors)
 from tests.helpers import DIM, answers, assert_same, batch_of
 
 few = settings(deadline=None, max_examples=25)
@@ -23,9 +23,9 @@ lengths = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)
 
 
-def make(seed=0, beam=3, sharper=1.0, train=False, kind=EfficientBeam, **options):
+def make(seed=0, beam=3, sharper=1.0, train=False, **options):
     torch.manual_seed(seed)
-    encoder = kind(DIM, beam, **{"score_dim": 4, "hidden": 10, **options}).double().train(train)
+    encoder = EfficientBeam(DIM, beam, **{"score_dim": 4, "hidden": 10, **options}).double().train(train)
     with torch.no_grad():
         encoder.scorer[1].weight *= sharper
     return encoder
@@ -40,7 +40,7 @@ def make(seed=0, beam=3, sharper=1.0, train=False, kind=EfficientBeam, **options
 @example([9, 1, 2, 7], 5, 0, True, 0.3, 300.0, "gelu", 2, True)
 def test_arena_is_literal_form(sizes, beam, seed, train, dropout, sharper, activation, padding, compiled):
     encoder = make(seed, beam, sharper, train, dropout=dropout, activation=activation,
-                   **(dict(kind=CompiledBeam, compiled=True) if compiled else {}))
+                   compiled=compiled)
     x, mask = batch_of(sizes, seed)
     x, mask = torch.nn.functional.pad(x, (0, 0, 0, padding)), torch.nn.functional.pad(mask, (0, padding))
     literal, arena = (answers(encoder, x, mask, form, seed) for form in (literal_search, search_and_replay))
@@ -204,7 +204,7 @@ def test_twins_are_replayed_once():
     encoder = make(4, 5)
     leaves, sizes = torch.randn(1, 12, DIM, dtype=torch.float64), torch.tensor([12])
     log = arena_search(encoder, leaves, sizes)
-    lines = trace_back(log, sizes)
+    lines, = survivors([log])
     heights, keys = label_nodes(lines, len(log.arena))
     trees = [tree_from_steps(steps) for steps in final_trees(lines, torch.arange(1, 13)[None], log.roots, sizes)[0].tolist()]
 
@@ -229,7 +229,7 @@ def test_slopes_of_the_replay():
     leaves, sizes = torch.randn(2, 6, DIM, dtype=torch.float64), torch.tensor([6, 4])
     log = arena_search(encoder, leaves, sizes)
     places = torch.arange(len(log.arena)).view(2, -1)[:, 1:7][length_mask(sizes)]
-    plan = plan_replay(trace_back(log, sizes), places, len(log.arena))
+    plan = plan_replay(survivors([log])[0], places, len(log.arena))
     flat = leaves[length_mask(sizes)].clone().requires_grad_()
     keep = (torch.rand(len(plan.children), 10) < .7).double() / .7
     assert torch.autograd.gradcheck(lambda x: replay(encoder.grc, x, plan, keep), flat)

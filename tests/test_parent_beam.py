@@ -11,12 +11,11 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders import parent_beam
-from rvnnbook.encoders.beam_tree import BeamTree, one_step
+from rvnnbook.encoders.beam_tree import BeamTree
 from rvnnbook.encoders.parent_beam import (
     PairLifetimes,
     compose_neighbors,
     parent_arena,
-    ParentBeam,
     search_parents,
     trace_lifetimes,
     initial_rows,
@@ -26,6 +25,7 @@ from rvnnbook.encoders.parent_beam import (
     plan_pairs,
     merge_places,
 )
+from rvnnbook.lab.subjects import LiteralBeamTree, one_step
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.topk import EPSILON
 from rvnnbook.layers.tree_search import find_pairs, search_states
@@ -39,7 +39,7 @@ seeds = st.integers(0, 10**6)
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def make(seed=0, beam=3, sharper=1.0, kind=ParentBeam, **options):
+def make(seed=0, beam=3, sharper=1.0, kind=BeamTree, **options):
     "An encoder in double precision whose scores are multiplied by a factor, with layer norms that show."
     torch.manual_seed(seed)
     encoder = kind(DIM, beam, **{"hidden": 10, **options}).double()
@@ -53,7 +53,7 @@ def make(seed=0, beam=3, sharper=1.0, kind=ParentBeam, **options):
 
 
 def both(seed=0, beam=3, sharper=1.0, **options):
-    return (make(seed, beam, sharper, kind, **options) for kind in (BeamTree, ParentBeam))
+    return (make(seed, beam, sharper, kind, **options) for kind in (LiteralBeamTree, BeamTree))
 
 
 def answers(encoder, x, mask, seed=0):
@@ -369,7 +369,7 @@ def test_both_forms_on_recorded_inputs(path):
     with safe_open(path, framework="pt") as file:
         tensors, config = {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["config"])
     found = []
-    for kind in (BeamTree, ParentBeam):
+    for kind in (LiteralBeamTree, BeamTree):
         encoder = kind(config["hidden_size"], config["beam_size"], hidden=config["cell_size"], soft=path.parent.name == "bt_grc_os")
         encoder.load_state_dict({key[6:]: value.float() for key, value in tensors.items() if key.startswith("param.")})
         encoder.double().train(config["mode"] != "eval")
@@ -380,7 +380,7 @@ def test_both_forms_on_recorded_inputs(path):
 def test_the_door():
     for name, soft in (("bt_grc", False), ("bt_grc_os", True)):
         encoder = create_encoder(name, dim=4, beam=2)
-        assert type(encoder) is ParentBeam and encoder.soft is soft and encoder.beam == 2 and not encoder.noise
+        assert type(encoder) is BeamTree and encoder.soft is soft and encoder.beam == 2 and not encoder.noise
     with pytest.raises(ValueError, match="at least one hypothesis"):
         create_encoder("bt_grc", dim=4, beam=0)
     x, mask = batch_of([3, 2], 0)

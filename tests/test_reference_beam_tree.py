@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from rvnnbook.encoders.beam_tree import BeamTree as Encoder
-from rvnnbook.encoders.parent_beam import ParentBeam
+from rvnnbook.lab.subjects import LiteralBeamTree
 from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import beam_tree
 from rvnnbook.reference.beam_tree import BeamTree, Hypothesis, Proposal, merge, soft_merge
@@ -23,7 +23,7 @@ def pair(library=Encoder, beam=3, soft=False, seed=0):
 
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("beam", [1, 2, 3, 5])
-@pytest.mark.parametrize("library", [Encoder, ParentBeam])
+@pytest.mark.parametrize("library", [LiteralBeamTree, Encoder])
 def test_values_and_gradients_equal_those_of_the_encoder_in_a_padded_batch(library, beam, soft):
     encoder, reference = pair(library, beam, soft)
     assert_equal_in_a_padded_batch(reference, encoder, LENGTHS, DIM)

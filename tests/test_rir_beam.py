@@ -156,7 +156,7 @@ def test_draws_can_be_given(form):
     leaves = torch.randn(4, 23, DIM, dtype=torch.float64)
     counts, widths = [], sizes
     while int(widths.max()) > 1:
-        widths = cut_level(widths, 3).counts
+        widths = cut_level(widths, 3)[1]
         counts.append(widths)
     draws = [torch.randint(0, 2, (int(count.sum()), 3)) for count in counts[:-1]]
     states, scores, _ = form(encoder, leaves, sizes, draws=draws)
@@ -196,13 +196,12 @@ def test_the_layer_in_front_is_heard():
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(2, 9), rules)
 @few
 def test_levels_are_cut_sentence_by_sentence(widths, arity, rule):
-    chunks, expected, begun = cut_level(torch.tensor(widths), arity, rule), [], 0
+    (sizes, counts), expected = cut_level(torch.tensor(widths), arity, rule), []
     for width in widths:
         size = chunk_size(width, arity, rule)
-        expected += [(begun + at, min(size, width - at)) for at in range(0, width, size)]
-        begun += width
-    assert list(zip(chunks.start.tolist(), chunks.size.tolist())) == expected
-    assert chunks.counts.tolist() == [level_lengths(width, arity, rule)[1] if width > 1 else 1 for width in widths]
+        expected += [min(size, width - at) for at in range(0, width, size)]
+    assert sizes.tolist() == expected
+    assert counts.tolist() == [level_lengths(width, arity, rule)[1] if width > 1 else 1 for width in widths]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(2, 4), seeds)
@@ -213,10 +212,10 @@ def test_strings_hold_different_combinations(found, arity, seed):
     scores = scores.masked_fill(torch.arange(beam) >= found[:, None], -torch.inf).log_softmax(-1)
     slots, counted = align(scores, "string", torch.zeros(len(found), dtype=torch.bool))
     assert torch.equal(counted, found)
-    chunks = cut_level(torch.tensor([len(found)]), arity)
-    below, there = string_it(chunks, slots, counted)
-    total = sum_scores(scores, below, chunks.size)
-    for start, size, taken, alive, sums in zip(chunks.start.tolist(), chunks.size.tolist(), below, there, total):
+    sizes, _ = cut_level(torch.tensor([len(found)]), arity)
+    below, there = string_it(sizes, slots, counted)
+    total = sum_scores(scores, below, sizes)
+    for start, size, taken, alive, sums in zip((sizes.cumsum(0) - sizes).tolist(), sizes.tolist(), below, there, total):
         parts = found[start:start + size]
         count = min(beam, math.lcm(*parts.tolist()))
         assert int(alive.sum()) == count and alive[:count].all()

@@ -15,7 +15,7 @@ from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.sequence import NextSet, future_gap
 from rvnnbook.tasks.tokens import (
     AncestorAttention, GrowingTree, TokenClassifier, TopDown, ancestors, _attend_up, _compose_nodes, compose_prefixes,
-    draw_tokens, extend_tree, token_cross_entropy)
+    draw_tokens, extend_tree)
 from tests.helpers import on_page
 from tests.test_core import boxed, random_steps
 
@@ -234,13 +234,6 @@ def test_who_has_no_tree_to_ask(name):
 
 
 # ---- scores of tokens
-
-def test_nll_counts_only_what_is_told():
-    scores, told = vectors(torch.ones(2, 3, dtype=torch.bool), 5), torch.tensor([[True, False, True], [True, True, False]])
-    labels = torch.tensor([[4, -7, 0], [2, 2, 99]])
-    literal = sum(-scores[b, j].log_softmax(0)[labels[b, j]] for b, j in told.nonzero().tolist()) / 4
-    assert_close(token_cross_entropy(scores, labels, told), literal)
-
 
 def test_scores_are_those_of_the_states():
     torch.manual_seed(0)

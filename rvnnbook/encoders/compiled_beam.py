@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['COMPILE_MIN_LENGTH', 'compiled', 'log_sum', 'top_places', 'choose_pairs', 'Beams', 'merge_pair', 'select_pairs',
-           'gate_and_norm', 'score_pair', 'write_nodes', 'compiled_search', 'choose_search', 'CompiledBeam']
+           'gate_and_norm', 'score_pair', 'write_nodes', 'compiled_search', 'choose_search']
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #24a9edb8
 import math
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .efficient_beam import EfficientBeam
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, blank_steps, initial_scores, make_arena, noise_ahead, note_kept,
     Search)
@@ -259,7 +258,7 @@ def compiled_search(
 COMPILE_MIN_LENGTH = 32    # tokens of the longest sentence, from which on a search is compiled
 
 def choose_search(
-    encoder,               # a CompiledBeam
+    encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
 ) -> Callable[..., Search]:    # search or compiled_search
     "The search that this encoder uses on these states; RuntimeError where it insists in vain."
@@ -272,26 +271,3 @@ def choose_search(
                            f"{leaves.dtype} on {leaves.device}, distinct={encoder.distinct}")
     wanted = encoder.compiled or encoder.compiled is None and leaves.shape[1] >= COMPILE_MIN_LENGTH
     return compiled_search if able and wanted else arena_search
-
-# %% ../../nbs/implementations/compiled_beam.ipynb #48f7311e
-class CompiledBeam(EfficientBeam):
-    "EBT-GRC with a compiled search where possible (rir section 2)."
-    def __init__(
-        self,
-        dim: int,                      # D, width of token vectors and of the root
-        beam: int = 5,                 # K, hypotheses, >= 1
-        score_dim: int = 64,           # d, channels that the scorer sees; all if D is less
-        hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
-        activation: str = "gelu",      # of the GRC: "gelu", "gelu_tanh" or "relu"
-        dropout: float = 0.0,          # dropout in the cell, in [0, 1)
-        noise: bool = True,            # choose with Gumbel noise in training
-        distinct: bool = False,        # of orders that lead to the same trees, keep the best only
-        compiled: bool | None = None,  # search compiled; None: where it can be
-    ):
-        super().__init__(dim, beam, score_dim, hidden, activation, dropout, noise, distinct)
-        self.compiled = compiled
-
-    def search(self, leaves: Tensor, lengths: Tensor,    # (B, N, D), longest first; (B,)
-               generator: torch.Generator | None = None) -> Search:
-        "Search in an arena, compiled or not."
-        return choose_search(self, leaves)(self, leaves, lengths, generator)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..layers.tree_search import (
-    encode_with_search, hash_pair, leaf_keys, Lineages, Search, trace_back)
+    encode_with_search, hash_pair, leaf_keys, Lineages, Search, survivors)
 
 # %% ../../nbs/implementations/distinct_beam.ipynb #e8b7416b
 def find_duplicates(
@@ -58,7 +58,7 @@ def count_distinct(
 
 # %% ../../nbs/implementations/distinct_beam.ipynb #eda82cd9
 def common_steps(
-    lines: Lineages,       # from trace_back
+    lines: Lineages,       # from `survivors`
     lengths: Tensor,       # tokens of every sentence, (B,)
 ) -> Tensor:               # steps from the first one, (B,) in [0, n - 1]
     "How many steps the final hypotheses of a sentence have in common."
@@ -84,7 +84,7 @@ def beam_use(
         repeats = 1 - count_distinct(found) / found.filled.sum(-1)
         use["repeats"] = torch.where(going, repeats, 0).sum(0) / (lengths - 1).clamp(min=1)
         use["trees"] = F.pad(count_distinct(found), (0, 0, 1, 0), value=1)[-1]
-        decisions, common = lengths - 2, common_steps(trace_back(log, lengths), lengths)
+        decisions, common = lengths - 2, common_steps(survivors([log])[0], lengths)
         silent = (common >= decisions) | (use["trees"] == 1)
         use["unheard"] = torch.where(silent, 1, common / decisions.clamp(min=1))
         return log.arena[log.roots, :encoder.dim], log.scores, None

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput
 from ..layers.cells import GRC
-from ..layers.tree_search import (
-    Search, arena_search, encode_with_search, search_and_replay)
+from ..layers.tree_search import Search, encode_with_search, search_and_replay
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #c37ec576
 class PairScorer(nn.ModuleList):
@@ -57,11 +56,13 @@ class EfficientBeam(Encoder):
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
         noise: bool = True,            # choose with Gumbel noise in training
         distinct: bool = False,        # of orders that lead to the same trees, keep the best only
+        compiled: bool | None = None,  # search compiled; None: where it can be
     ):
         super().__init__()
         if beam < 1 or score_dim < 1:
             raise ValueError(f"beam and score_dim must be at least 1, got {beam} and {score_dim}")
-        self.dim, self.beam, self.noise, self.distinct = dim, beam, noise, distinct
+        self.dim, self.beam, self.noise = dim, beam, noise
+        self.distinct, self.compiled = distinct, compiled
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.grc = GRC(dim, hidden, activation, dropout)
         self.scorer = PairScorer(min(score_dim, dim))
@@ -71,5 +72,6 @@ class EfficientBeam(Encoder):
 
     def search(self, leaves: Tensor, lengths: Tensor,    # (B, N, D), longest first; (B,)
                generator: torch.Generator | None = None) -> Search:
-        "Search in an arena."
-        return arena_search(self, leaves, lengths, generator)
+        "Search in an arena, compiled or not."
+        from rvnnbook.encoders.compiled_beam import choose_search      # loads numba
+        return choose_search(self, leaves)(self, leaves, lengths, generator)

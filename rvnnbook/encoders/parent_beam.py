@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['parent_arena', 'compose_neighbors', 'initial_rows', 'merge_places', 'place_step', 'ParentSearch', 'search_parents',
            'PairLifetimes', 'trace_lifetimes', 'plan_pairs', 'lifetime_scores', 'parent_search', 'complete_rows',
-           'soft_search', 'ParentBeam']
+           'soft_search']
 
 # %% ../../nbs/implementations/parent_beam.ipynb #c604d0d5
 from collections.abc import Callable
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .beam_tree import BeamTree
 from ..layers.topk import EPSILON, gumbel_noise, one_soft
 from ..layers.tree_search import (
     Arena, Lineages, LineageScores, ReplayPlan, find_pairs, follow_back, merge_pairs, plan_replay,
@@ -22,7 +21,7 @@ from ..layers.tree_search import (
 
 # %% ../../nbs/implementations/parent_beam.ipynb #42905cd2
 def parent_arena(
-    encoder,               # a ParentBeam
+    encoder,               # a BeamTree
     leaves: Tensor,        # leaf states of all sentences, one after the other, (L, D)
     room: int,             # most pairs that may be asked for
 ) -> Arena:                # notes: the score of every node
@@ -80,7 +79,7 @@ def merge_places(
 
 # %% ../../nbs/implementations/parent_beam.ipynb #87967a12
 def place_step(
-    encoder,                                     # a ParentBeam
+    encoder,                                     # a BeamTree
     arena: Arena,                                # where nodes are
     generator: torch.Generator | None = None,    # of the noise, where there is any
 ) -> Callable:                                   # a step for `search_states`
@@ -110,7 +109,7 @@ class ParentSearch(NamedTuple):
 
 @torch.no_grad()
 def search_parents(
-    encoder,                                     # a ParentBeam
+    encoder,                                     # a BeamTree
     leaves: Tensor,                              # leaf states, (B, N, D)
     mask: Tensor,                                # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # of the noise, where there is any
@@ -185,7 +184,7 @@ def lifetime_scores(
 
 # %% ../../nbs/implementations/parent_beam.ipynb #bba1de85
 def parent_search(
-    encoder,                                     # a ParentBeam
+    encoder,                                     # a BeamTree
     leaves: Tensor,                              # leaf states, (B, N, D)
     mask: Tensor,                                # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # of the noise, where there is any
@@ -237,7 +236,7 @@ def complete_rows(
 
 # %% ../../nbs/implementations/parent_beam.ipynb #ccc0eae1
 def soft_search(
-    encoder,                                     # a ParentBeam with OneSoft
+    encoder,                                     # a BeamTree with OneSoft
     leaves: Tensor,                              # leaf states, (B, N, D)
     mask: Tensor,                                # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # of the noise, where there is any
@@ -260,13 +259,3 @@ def soft_search(
     rows = torch.cat([leaves, F.pad(parents, (0, 0, 0, 1))], -1)
     roots, scores, history = search_states(rows, mask.sum(1), encoder.beam, step)
     return roots[..., :encoder.dim], scores, history
-
-# %% ../../nbs/implementations/parent_beam.ipynb #602fb5de
-class ParentBeam(BeamTree):
-    "BT-GRC that composes every pair once (rir section 2)."
-    def search_trees(self, leaves: Tensor, mask: Tensor,    # (B, N, D); (B, N) bool
-                     generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, list]:
-        "Roots (B, K, D), scores (B, K) and every step of a search that composes new pairs only."
-        search = soft_search if self.soft and self.training else parent_search
-        with torch.autocast(leaves.device.type, enabled=False):
-            return search(self, leaves, mask, generator)

@@ -3,11 +3,11 @@
 # %% auto #0
 __all__ = ['literal_attention', 'library_attention', 'scan_products', 'SCANS', 'IRUS', 'COMPILED', 'SUBJECTS', 'LITERAL',
            'spread', 'problem', 'make_crvnn', 'crvnn_literal', 'literal_crvnn', 'library_crvnn', 'take_step',
-           'next_states', 'literal_steps', 'literal_search', 'literal_beam', 'library_beam', 'replayed', 'tables_kept',
-           'AttentionLayer', 'attend_by_form', 'matrix_products', 'crvnn_products', 'beam_products', 'GatedMemory',
-           'scanned', 'linear_products', 'TreeOfGates', 'iru_loop', 'iru_steps', 'attention_products', 'make_beam',
-           'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir', 'Written',
-           'known_entrants', 'make_entrant']
+           'next_states', 'literal_steps', 'literal_search', 'literal_beam', 'library_beam', 'replayed', 'beam_step',
+           'one_step', 'LiteralBeamTree', 'tables_kept', 'AttentionLayer', 'attend_by_form', 'matrix_products',
+           'crvnn_products', 'beam_products', 'GatedMemory', 'scanned', 'linear_products', 'TreeOfGates', 'iru_loop',
+           'iru_steps', 'attention_products', 'make_beam', 'Subject', 'partner', 'usual_forms', 'literal_chunks',
+           'literal_nested', 'literal_rir', 'Written', 'known_entrants', 'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import EncoderOutput, check_batch, length_mask
+from ..encoders.beam_tree import BeamTree
 from ..encoders.crvnn import CRvNN, PositionIndex, halt_penalty
 from ..encoders.efficient_beam import EfficientBeam
 from ..encoders.rir_beam import RIRBeam, search_levels
@@ -28,9 +29,11 @@ from ..layers.attention import geometric_attention, geometric_window
 from ..layers.masking import add_boundary_tokens
 from ..layers.neighbors import neighbor_weights, retrieve
 from ..layers.scan import linear_scan, scan_steps
-from ..layers.tree_search import (
+from ..layers.topk import choice_matrix, gumbel_noise, one_soft
+from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, encode_with_search, hash_pair, initial_scores,
-    label_nodes, leaf_keys, search_and_replay, trace_back)
+    label_nodes, leaf_keys, merge_pairs, propose_pairs, prune_beam, search_and_replay,
+    search_states, survivors)
 from ..registry import create_encoder, list_encoders
 
 # %% ../../nbs/workshop/subjects.ipynb #be689f03
@@ -191,12 +194,56 @@ def replayed(encoder: EfficientBeam, x: Tensor, mask: Tensor) -> list[int]:    #
     counts = []
     def counted(encoder, leaves, lengths, generator, trace):
         log = arena_search(encoder, leaves, lengths, generator)
-        lines = trace_back(log, lengths)
+        lines, = survivors([log])
         _, keys = label_nodes(lines, len(log.arena))
         counts.extend(len(keys[made[made > 0]].unique()) for made in lines.made)
         return log.arena[log.roots, :encoder.dim], log.scores, None
     _searched(encoder, x, mask, counted)
     return counts
+
+# %% ../../nbs/workshop/subjects.ipynb #1e465285
+def beam_step(
+    states: Tensor,                # H, (B, K, M, D)
+    scores: Tensor,                # s, (B, K), -inf where a slot is empty
+    parents: Tensor,               # P, of all pairs, (B, K, M-1, D)
+    logits: Tensor,                # u, scores of all pairs, (B, K, M-1)
+    pairs: Tensor,                 # True = both nodes exist, (B, M-1) bool
+    width: int,                    # most hypotheses of a sentence
+    choose=choice_matrix,          # choice_matrix or one_soft
+    noise: Tensor | None = None,   # for the choice of pairs, (B, K, M-1)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:    # new states and scores; pairs and origins (B, K')
+    "Propose, prune, compose (rir section 2)."
+    candidates, picks = propose_pairs(scores, logits, pairs, width, noise)
+    choice, scores = prune_beam(candidates, width, choose)
+    origin = choice.unflatten(-1, picks.shape[1:]).sum(-1)                # (B, K', K)
+    merged = choice @ F.one_hot(picks, pairs.shape[-1]).flatten(1, 2).to(choice.dtype)
+    old, new = (torch.einsum("bsk,bkmd->bsmd", origin, box) for box in (states, parents))
+    chosen = choice.argmax(-1)
+    return (merge_pairs(old, new, merged), scores,
+            picks.flatten(1).gather(1, chosen), chosen // picks.shape[-1])
+
+# %% ../../nbs/workshop/subjects.ipynb #4185b923
+def one_step(
+    encoder,                                     # a LiteralBeamTree
+    generator: torch.Generator | None = None,    # of the noise
+) -> Callable:                                   # a step for `search_states`
+    "Compose all pairs, score the parents, choose (rir section 2)."
+    choose = one_soft if encoder.soft and encoder.training else choice_matrix
+    def step(states, scores, pairs):
+        parents = encoder.grc(states[:, :, :-1], states[:, :, 1:]).to(states.dtype)
+        with torch.autocast(states.device.type, enabled=False):
+            logits = encoder.scorer[0](parents).squeeze(-1)
+            noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
+            return beam_step(states, scores, parents, logits, pairs, encoder.beam, choose, noise)
+    return step
+
+# %% ../../nbs/workshop/subjects.ipynb #5c1e07a1
+class LiteralBeamTree(BeamTree):
+    "BT-GRC that composes every pair of every hypothesis in every step (rir section 2)."
+    def search_trees(self, leaves: Tensor, mask: Tensor,     # (B, N, D); (B, N) bool
+                     generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, list]:
+        "Roots (B, K, D), scores (B, K) and every step of a search that composes all pairs."
+        return search_states(leaves, mask.sum(1), self.beam, one_step(self, generator))
 
 # %% ../../nbs/workshop/subjects.ipynb #a9a327f3
 def tables_kept(weigh: Callable, logits: Tensor) -> float:     # logits (..., N, N) -> weights
@@ -356,11 +403,8 @@ def attention_products(
 
 # %% ../../nbs/workshop/subjects.ipynb #2d1b6d86
 def make_beam(dim: int, compiled: bool = False) -> EfficientBeam:    # compiled: the search
-    "EBT-GRC with fresh weights; numba is loaded only where it is needed."
-    if not compiled:
-        return EfficientBeam(dim)
-    from rvnnbook.encoders.compiled_beam import CompiledBeam
-    return CompiledBeam(dim, compiled=True)
+    "EBT-GRC with fresh weights."
+    return EfficientBeam(dim, compiled=compiled)
 
 # %% ../../nbs/workshop/subjects.ipynb #36ba3746
 class Subject(NamedTuple):

@@ -45,15 +45,11 @@ class PairClassifier(Classifier):
         classes: int,                  # number of labels, >= 2; two labels share one score
         layers: int = 2,               # layers of the head, 1 or 2
         features: str = "paper",       # order of the features, "paper" or "code"
-        activation: str = "gelu",      # between the head's two layers, "gelu" or "elu"
         **options,                     # of Classifier: embedding_dim, dropout_in, dropout_out
     ):
         super().__init__(encoder, vocabulary, classes, layers=layers, **options)
         check_choice("order of features", features, ORDERS)
-        check_choice("activation", activation, ("gelu", "elu"))
-        if layers == 1 and activation != "gelu":
-            raise ValueError(f"a head of one layer has no activation, got {activation!r}")
-        self.features, self.activation = features, getattr(F, activation)
+        self.features = features
         width = cast(nn.Linear, self.head[0]).out_features
         self.head[0] = nn.Linear(4 * encoder.dim, width)
 
