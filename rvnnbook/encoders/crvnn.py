@@ -34,8 +34,7 @@ def retrieve_scalar(
 def plain_sigmoid(
     scores: Tensor,        # u, (B, N)
     allowed: Tensor,       # positions that may compose, (B, N) bool
-    left: Tensor,          # not used
-    right: Tensor,         # not used
+    *sides,                # not used
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "No competition: positions decide independently (crvnn Eq. 12)."
     return torch.where(allowed, scores.sigmoid(), 0)
