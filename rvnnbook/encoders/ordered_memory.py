@@ -432,12 +432,11 @@ class ReadMemory(torch.autograd.Function):
         places = [step.composed.plan.gather(row.expand(len(step.slots), -1))
                   for row, step in zip(rows, steps)]
         slopes, *active = _make_slopes(memory, steps, tokens, places, at_outputs)
-        old, found = torch.zeros_like(steps[-1].slots), []
-        at, at_shares = (F.pad(old, (0, 0, 0, 0, 1, 0)), old), at_shares.split(counts, 1)[1:]
+        old, found, wanted = torch.zeros_like(steps[-1].slots), [], at_shares.split(counts, 1)[1:]
+        at = F.pad(old, (0, 0, 0, 0, 1, 0)), old
         for place in reversed(range(len(steps))):
             size, count = steps[place].choice.reach.shape
-            at, one = _step_backward(memory, steps[place], slopes[place], at,
-                                     at_shares[place][-size:])
+            at, one = _step_backward(memory, steps[place], slopes[place], at, wanted[place][-size:])
             found.insert(0, one)
             if place:                                          # the reach is a sum of the last p
                 box, width = slopes[place - 1].sums, len(steps[place - 1].choice.reach)

@@ -5,7 +5,7 @@ __all__ = ['RecurrentGRC']
 
 # %% ../../nbs/implementations/recurrent_grc.ipynb #6cfbaad0
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.masking import read_to_the_end, reverse_tokens

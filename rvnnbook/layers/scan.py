@@ -89,7 +89,7 @@ def scan_blocks(
     alone = scan_loop(gates, inputs, torch.zeros_like(inputs[:, :, 0]), back, states, 2)
     after = scan_loop(gates.prod(2), alone[:, :, last], c0, back)
     scan_loop(gates, inputs, _states_before(after, c0, back), back, states, 2)
-    scan_loop(*rest[:2], after[:, last], back, rest[2])
+    scan_loop(rest[0], rest[1], after[:, last], back, rest[2])
     return c
 
 # %% ../../nbs/implementations/scan.ipynb #e45f89fe
