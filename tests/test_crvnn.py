@@ -289,7 +289,7 @@ def test_certain_neighbors_share_less_than_one(n, seed, rule):
 
 def test_plain_scores_share_nothing():
     "So the test above would notice."
-    assert (plain_sigmoid(torch.full((1, 2), 4.), torch.tensor(True), None, None) > 0.9).all()
+    assert (plain_sigmoid(torch.full((1, 2), 4.), torch.tensor(True)) > 0.9).all()
 
 
 @pytest.mark.parametrize("rule", DENSE)

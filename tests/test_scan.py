@@ -7,8 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rvnnbook.layers.scan import FORMS, LONG, NARROW, Scan, linear_scan, scan_blocks, _scan_form, scan_loop, _states_before, _take_steps
+from rvnnbook.layers.scan import FORMS, LONG, NARROW, Scan, linear_scan, scan_blocks, _scan_form, scan_loop, _states_before
 
 many = settings(deadline=None, max_examples=60)
 EACH = pytest.mark.parametrize("form", FORMS)
@@ -222,33 +223,30 @@ def test_where_blocks_end_before_the_loop():
 
 def test_steps_in_sequence():
     "2 sqrt(2 T) steps, and never more than a fifth more from T = 50 on; T for the loop."
-    import rvnnbook.layers.scan as module
-    taken, walked = [], module._take_steps
-
-    def counted(gates, inputs, state, places):
-        taken.append(len(gates))
-        return walked(gates, inputs, state, places)
-    module._take_steps = counted
-    try:
-        for length in (1, 2, 10, 50, 128, 200, 999, 5000):
-            f, b, c0 = draw(1, length, 1)
-            for form, most in ((scan_loop, length), (scan_blocks, 1.2 * math.sqrt(8 * length) + 3)):
-                taken.clear()
+    class Steps(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            taken.append(operation.overloadpacket.__name__ == "addcmul")
+            return operation(*args, **(kwargs or {}))
+    taken = []
+    for length in (1, 2, 10, 50, 128, 200, 999, 5000):
+        f, b, c0 = draw(1, length, 1)
+        for form, most in ((scan_loop, length), (scan_blocks, 1.2 * math.sqrt(8 * length) + 3)):
+            taken.clear()
+            with torch.no_grad(), Steps():
                 form(f, b, c0)
-                assert sum(taken) <= most, (form, length)
-            assert sum(taken) >= min(length, 0.99 * math.sqrt(8 * length))
-    finally:
-        module._take_steps = walked
+            assert sum(taken) <= most, (form, length)
+        assert sum(taken) >= min(length, 0.99 * math.sqrt(8 * length))
 
 
 def test_steps_by_hand():
-    steps = torch.arange(1., 5)[:, None]
-    places = torch.zeros(4, 1)
-    assert _take_steps(2 * torch.ones(4, 1), steps, torch.tensor([1.]), places) == 42      # 3, 8, 19, 42
-    assert places.flatten().tolist() == [3, 8, 19, 42]
-    assert _take_steps([], [], steps, []) is steps
+    f, b, c = 2 * torch.ones(1, 4, 1), torch.arange(1., 5)[None, :, None], torch.zeros(1, 4, 1)
+    one = torch.tensor([[1.]])
+    assert scan_loop(f, b, one, c=c) is c and c.flatten().tolist() == [3, 8, 19, 42]
+    assert scan_loop(f, b, one, back=True).flatten().tolist() == [65, 32, 15, 6]
+    assert scan_loop(f.mT, b.mT, one, time=2).flatten().tolist() == [3, 8, 19, 42]
+    assert scan_loop(f[:, :0], b[:, :0], one).shape == (1, 0, 1)
     with pytest.raises(ValueError):
-        _take_steps(steps, steps, steps[0], places[:3])
+        scan_loop(f, b, one, c=c[:, :3])
 
 
 # ---- choice and refusal
@@ -273,7 +271,7 @@ def test_choice_of_the_form():
     (lambda f, b, c0: (f[:0], b[:0], c0[:0]), r"not be empty, got \(0, 5, 3\)"),
     (lambda f, b, c0: (f, b, c0[:1]), r"c0 must have shape \(2, 3\), got \(1, 3\)"),
     (lambda f, b, c0: (f, b, c0[:, None]), r"c0 must have shape \(2, 3\), got \(2, 1, 3\)"),
-    (lambda f, b, c0: (f, b, c0, "tree"), "form must be one of loop, blocks, got 'tree'")])
+    (lambda f, b, c0: (f, b, c0, "tree"), "unknown form 'tree'; known: loop, blocks")])
 def test_refusals(change, said):
     with pytest.raises(ValueError, match=said):
         linear_scan(*change(*draw(2, 5, 3)))

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, _by_level, depth_gates,
-                                        _level_gates, _level_memory, _make_bases, _make_readers, self_iru_literal, self_iru_scans)
+                                        _level_gates, _make_bases, _make_readers, self_iru_literal, self_iru_scans)
 from rvnnbook.registry import create_encoder
 
 many = settings(deadline=None, max_examples=25)
@@ -176,7 +176,8 @@ def test_a_step_by_hand():
     gates, children = [.5 * one, .25 * one], [-3 * three * one, 4 * three * one]                # f: sigma(-ln 3), o: sigma(ln 3)
     f, o, z = _level_gates([part[None] for part in flat], torch.tensor([[.5, .25]]), torch.cat(children)[None])
     assert_close(torch.cat([f, o, z]).flatten(), torch.tensor([.25, .75, .5]))
-    h, c = _level_memory(7 * one[None], f[None], o[None], z[None], 2 * one)
+    leaf = [part.view(1, 1, 1, 1) for part in (f.logit(), o.logit(), z.atanh())]
+    h, (c,) = self_iru_scans(7 * one[None], [leaf], torch.zeros(1, 1, 0), [2 * one])
     assert_close(h.flatten(), torch.tensor([.75 * .875 + 7]))
     assert_close(c, torch.tensor([[.875]]))
 

@@ -34,8 +34,7 @@ def retrieve_scalar(
 def plain_sigmoid(
     scores: Tensor,        # u, (B, N)
     allowed: Tensor,       # positions that may compose, (B, N) bool
-    left: Tensor,          # not used
-    right: Tensor,         # not used
+    *sides,                # not used
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "No competition: positions decide independently (crvnn Eq. 12)."
     return torch.where(allowed, scores.sigmoid(), 0)
@@ -44,8 +43,8 @@ def plain_sigmoid(
 def modulated_sigmoid(
     scores: Tensor,        # u, (B, N)
     allowed: Tensor,       # positions that may compose, (B, N) bool
-    left: Tensor,          # weights of left neighbors, (B, N, N)
-    right: Tensor,         # weights of right neighbors, (B, N, N)
+    left,                  # weights of left neighbors, (B, N, N), or a retriever
+    right,                 # weights of right neighbors, (B, N, N), or a retriever
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "A softmax over each score, those of both neighbors, and zero (crvnn Eq. 13)."
     rivals = [retrieve_scalar(side, scores) for side in (left, right)]

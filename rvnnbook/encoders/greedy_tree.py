@@ -177,7 +177,7 @@ def _empty_table(parts: TreeParts, leaves: Tensor, more: int) -> DrawnMerges:
     """Leaves, their pairs, and room for the pairs of later rounds.
 
     `parts`: cell and scorer; `leaves`: of all sentences, one after the other, (L, D); `more`: pairs
-    that rounds will add. Returns: with the first L pairs: leaf i and leaf i + 1.
+    that rounds will add. Returns: the first L pairs have children, leaf i and leaf i + 1.
     """
     total, pairs = len(leaves), len(leaves) + more
     first = torch.arange(total + 1, device=leaves.device).unfold(0, 2, 1)
@@ -185,39 +185,29 @@ def _empty_table(parts: TreeParts, leaves: Tensor, more: int) -> DrawnMerges:
     keep, p = None, parts.grc.dropout.p
     if parts.training and p > 0:
         keep = torch.rand(pairs, parts.grc.w1.out_features, device=leaves.device) >= p
-    table = DrawnMerges(F.pad(leaves, (0, 0, 0, pairs)), leaves.new_zeros(pairs), children, keep,
-                        [])
-    _fill_pairs(parts, table, 0, total)
-    return table
-
-def _fill_pairs(parts: TreeParts, table: DrawnMerges, start: int, stop: int) -> None:
-    """Compose and score a range of pairs.
-
-    `parts`: cell and scorer; `table`: children of these pairs are known; `start`: the first of
-    them; `stop`: the one after the last. Returns: writes scores and values.
-    """
-    leaves, pairs = len(table.values) - len(table.scores), slice(start, stop)
-    members = table.values[table.children[pairs]]
-    table.scores[pairs], table.values[leaves + start:leaves + stop] = _compose_pairs(
-        parts, table, pairs, members)
+    values = F.pad(leaves, (0, 0, 0, pairs))
+    return DrawnMerges(values, leaves.new_zeros(pairs), children, keep, [])
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #c2e0b952
 @torch.no_grad()
 def _draw_merges(parts: TreeParts, leaves: Tensor, lengths: Tensor, noise: Tensor,
-                 temperature: float) -> DrawnMerges:
+                 temperature: float) -> tuple[DrawnMerges, Tensor]:
     """Draw a tree for every sentence and compose each pair once (Choi et al. 2018).
 
     `parts`: cell and scorer; `leaves`: of all sentences, the longest first, one after the other,
     (L, D); `lengths`: tokens of every sentence, (B,), never rising; `noise`: G, (T, B, N-1);
-    `temperature`: tau, > 0.
+    `temperature`: tau, > 0. Returns: the table; rows of the roots, (B,).
     """
     counts, total, device = lengths.tolist(), len(leaves), leaves.device
     going = {m: sum(n >= m for n in counts) for m in range(2, counts[0] + 1)}
-    used = total
     table = _empty_table(parts, leaves, 2 * sum(going[m] for m in range(3, counts[0] + 1)))
     first, row = lengths.cumsum(0) - lengths, torch.arange(len(lengths), device=device)
     nodes = pairs = row.new_zeros(0, 0)
+    start, stop = 0, total                                     # pairs that are new
     for m in range(counts[0], 1, -1):
+        new = slice(start, stop)
+        table.scores[new], table.values[total + start:total + stop] = _compose_pairs(
+            parts, table, new, table.values[table.children[new]])
         joined = first[len(nodes):going[m], None] + torch.arange(m, device=device)
         nodes = torch.cat([nodes.view(-1, m), joined])
         pairs = torch.cat([pairs.view(-1, m - 1), joined[:, :-1]])
@@ -226,12 +216,11 @@ def _draw_merges(parts: TreeParts, leaves: Tensor, lengths: Tensor, noise: Tenso
         pick = noisy.argmax(1, keepdim=True)
         table.rounds.append((nodes, pairs, pick, noisy.softmax(1)))
         parent = total + pairs.gather(1, pick)
-        nodes, pairs, members = _merge_numbered(nodes, pairs, pick, parent, used)
+        nodes, pairs, members = _merge_numbered(nodes, pairs, pick, parent, stop)
+        start, stop = stop, stop + len(members)
         if m > 2:
-            table.children[used:used + len(members)] = members
-            _fill_pairs(parts, table, used, used + len(members))
-            used += len(members)
-    return table
+            table.children[start:stop] = members
+    return table, torch.cat([nodes.flatten(), first[len(nodes):]])
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #61ae9511
 def _choice_gradient(states: Tensor, parents: Tensor, later: Tensor, soft: Tensor,
@@ -279,27 +268,21 @@ def _round_backward(parts: TreeParts, table: DrawnMerges, step: int, later: Tens
 class DrawnRoots(torch.autograd.Function):
     "Roots of drawn trees with straight-through gradients (Choi et al. 2018)."
     @staticmethod
-    def forward(ctx, leaves: Tensor, lengths: Tensor, table: DrawnMerges, parts: TreeParts,
+    def forward(ctx, leaves: Tensor, roots: Tensor, table: DrawnMerges, parts: TreeParts,
                 temperature: float, *parameters) -> Tensor:
-        """`leaves`: of all sentences, (L, D); `lengths`: tokens of every sentence, (B,), never
-        rising; `table`: from _draw_merges; `parts`: cell and scorer; `temperature`: tau;
-        `parameters`: of cell and scorer; named so that they receive gradients. Returns: roots,
-        (B, D)."""
+        """`leaves`: of all sentences, (L, D); `roots`: rows of the roots, (B,), and `table`: from
+        _draw_merges; `parts`: cell and scorer; `temperature`: tau; `parameters`: of cell and
+        scorer; named so that they receive gradients. Returns: roots, (B, D)."""
         ctx.about, ctx.parameters = (table, parts, temperature), parameters
-        ctx.save_for_backward(lengths)
-        roots = lengths.cumsum(0) - 1
-        if table.rounds:
-            last = table.rounds[-1][1]
-            roots = torch.cat([len(leaves) + last[:, 0], roots[len(last):]])
+        ctx.save_for_backward(roots)
         return table.values[roots]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple:
-        (table, parts, temperature), (lengths,) = ctx.about, ctx.saved_tensors
+        (table, parts, temperature), (roots,) = ctx.about, ctx.saved_tensors
         leaves = len(table.values) - len(table.scores)
         at_leaves = grad.new_zeros(leaves, grad.shape[1])
-        at_leaves[lengths.cumsum(0) - 1] = grad                    # for sentences of one token
         at_scores = torch.zeros_like(table.scores)
         at_parents = torch.zeros_like(table.values[leaves:])
         with torch.enable_grad():
@@ -307,6 +290,7 @@ class DrawnRoots(torch.autograd.Function):
             made = _compose_pairs(parts, table, slice(None), members)
             slopes, = torch.autograd.grad(made[0].sum(), members, retain_graph=True)
         later, joined = grad[:, None], [0, *(len(nodes) for nodes, *_ in table.rounds)]
+        at_leaves[roots[joined[-1]:]] = grad[joined[-1]:]          # sentences of one token
         for step in reversed(range(len(table.rounds))):
             later = _round_backward(parts, table, step, later[:joined[step + 1]], slopes,
                                    at_scores, at_parents, temperature)
@@ -325,8 +309,8 @@ def drawn_trees(
     "Gumbel trees of a batch, every pair composed once (Choi et al. 2018)."
     lengths, order = mask.sum(1).sort(descending=True, stable=True)
     flat = leaves[order][mask[order]]
-    table = _draw_merges(parts, flat, lengths, noise[:, order], temperature)
-    roots = DrawnRoots.apply(flat, lengths, table, parts, temperature,
+    table, rows = _draw_merges(parts, flat, lengths, noise[:, order], temperature)
+    roots = DrawnRoots.apply(flat, rows, table, parts, temperature,
                              *parts.grc.parameters(), *parts.scorer.parameters())
     return roots[order.argsort()], table, order
 

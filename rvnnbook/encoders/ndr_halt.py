@@ -108,7 +108,12 @@ class HaltingNDR(NDR):
     ):
         super().__init__(dim, layers, test_layers, heads, None, None, scalar_gate, gate_bias,
                          gate_dropout, dropout, False, readout, checkpoint)
-        _check_halt(rule, takers, self.attn.heads, threshold)
+        check_choice("rule", rule, HALT_RULES)
+        if not 0 <= takers <= self.attn.heads:
+            raise ValueError("takers must be from 0 to the number of heads, "
+                             f"{self.attn.heads}; got {takers}")
+        if not 0 <= threshold < 1:
+            raise ValueError(f"threshold must be in [0, 1), got {threshold}")
         self.rule, self.takers, self.threshold, self.penalty = rule, takers, threshold, penalty
         if rule == "taken":
             self.attn = type(self.attn)(dim, self.attn.heads)    # drawn last, as in recorded runs
@@ -119,14 +124,6 @@ class HaltingNDR(NDR):
         "Layers until a sentence is done, or the limit; states, weighted penalty, trace."
         halt = _halt_taken if self.rule == "taken" else _halt_sure
         return halt(self, step, states, there, layers, [] if trace else None)
-
-# %% ../../nbs/implementations/ndr_halt.ipynb #97bb4606
-def _check_halt(rule, takers, heads, threshold):
-    check_choice("rule", rule, HALT_RULES)
-    if not 0 <= takers <= heads:
-        raise ValueError(f"takers must be from 0 to the number of heads, {heads}; got {takers}")
-    if not 0 <= threshold < 1:
-        raise ValueError(f"threshold must be in [0, 1), got {threshold}")
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #5d5db3f1
 def _halt_taken(encoder, step, states, there, layers, history):

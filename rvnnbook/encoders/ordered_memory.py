@@ -349,31 +349,11 @@ def _step_backward(
     before.view(-1, memory.dim).addmm_(found[2], memory.key.weight)
     return (before, at_old), (at_new, carried, *found)
 
-# %% ../../nbs/implementations/ordered_memory.ipynb #ac0289b9
-def _read_backward(
-    memory: OrderedMemory,    # its weights are used
-    steps: list,              # from read_steps
-    slopes: list,             # from _make_slopes
-    at_shares: Sequence,      # gradient at p of each step, (K, B_t)
-) -> tuple[list, Tensor]:     # second results of _step_backward; at the first tokens, (B, D)
-    "Backward loop over the tokens, last to first."
-    old, found = torch.zeros_like(steps[-1].slots), []
-    at = F.pad(old, (0, 0, 0, 0, 1, 0)), old
-    for place in reversed(range(len(steps))):
-        size, count = steps[place].choice.reach.shape
-        at, one = _step_backward(memory, steps[place], slopes[place], at, at_shares[place][-size:])
-        found.insert(0, one)
-        if place:                                              # the reach is a sum of the last p
-            box, width = slopes[place - 1].sums, len(steps[place - 1].choice.reach)
-            torch.mul(one[2][:-1], slopes[place].inverse.view(size, count)[:-1],
-                      out=box[width + 1 - size:width, :count])
-    return found, at[0][0]
-
 # %% ../../nbs/implementations/ordered_memory.ipynb #7ac2c8a3
 def _input_gradients(
     steps: list,              # from read_steps
     rows: Sequence,           # by step: places of its sentences in the row of tokens
-    found: list,              # from _read_backward
+    found: list,              # second results of _step_backward
     first: Tensor,            # gradient at the first tokens by the next step, (B, D)
     at_outputs: Tensor,       # gradient at the last candidates, (R, D)
 ) -> tuple[Tensor, Tensor]:   # gradients at tokens and queries, (R, D) each
@@ -401,7 +381,7 @@ def weight_gradients(
     memory: OrderedMemory,    # its weights are used
     steps: list,              # from read_steps
     slopes: list,             # from _make_slopes, filled in
-    found: list,              # from _read_backward
+    found: list,              # second results of _step_backward
     hidden: Tensor,           # hidden units, (P, H)
     active: Tensor,           # match after the activation, (., D)
 ) -> tuple:                   # gradients in the order of `read_memory`
@@ -452,8 +432,17 @@ class ReadMemory(torch.autograd.Function):
         places = [step.composed.plan.gather(row.expand(len(step.slots), -1))
                   for row, step in zip(rows, steps)]
         slopes, *active = _make_slopes(memory, steps, tokens, places, at_outputs)
-        found, first = _read_backward(memory, steps, slopes, at_shares.split(counts, 1)[1:])
-        return (*_input_gradients(steps, rows, found, first, at_outputs), None, None,
+        old, found, wanted = torch.zeros_like(steps[-1].slots), [], at_shares.split(counts, 1)[1:]
+        at = F.pad(old, (0, 0, 0, 0, 1, 0)), old
+        for place in reversed(range(len(steps))):
+            size, count = steps[place].choice.reach.shape
+            at, one = _step_backward(memory, steps[place], slopes[place], at, wanted[place][-size:])
+            found.insert(0, one)
+            if place:                                          # the reach is a sum of the last p
+                box, width = slopes[place - 1].sums, len(steps[place - 1].choice.reach)
+                torch.mul(one[2][:-1], slopes[place].inverse.view(size, count)[:-1],
+                          out=box[width + 1 - size:width, :count])
+        return (*_input_gradients(steps, rows, found, at[0][0], at_outputs), None, None,
                 *weight_gradients(memory, steps, slopes, found, *active))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #e41b70d9

@@ -71,19 +71,6 @@ def _by_level(gates: Tensor, depth: int) -> list:
     rows = gates.split([2 ** row for row in range(1, depth + 1)], -1) if depth else ()
     return [None, *reversed(rows)]
 
-# %% ../../nbs/implementations/self_iru.ipynb #9015dff0
-def _level_memory(x: Tensor, f: Tensor, o: Tensor, z: Tensor,
-                  c0: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The memories of all nodes of a level, by one scan (self_iru Eq. 2.4-2.5).
-
-    `x`: x_t, (B, T, D); `f`: how much is kept, (B, T, K, D); `o`: how much is shown, (B, T, K, D);
-    `z`: what is new, (B, T, K or 1, D); `c0`: memories to begin with, (B, K D); None: zero.
-    Returns: h (B, T, K, D), the last c (B, K D).
-    """
-    b = (1 - f) * z
-    c = linear_scan(f.flatten(2), b.flatten(2), c0)
-    return torch.addcmul(x[:, :, None], o, c.view_as(f)).to(x.dtype), c[:, -1]
-
 # %% ../../nbs/implementations/self_iru.ipynb #6edff33e
 def self_iru_scans(
     x: Tensor,                   # x_t, (B, T, D)
@@ -95,8 +82,10 @@ def self_iru_scans(
     kept, h = [], cast(Tensor, None)                               # leaves have nothing below
     memories = memories or [None] * len(flats)
     for flat, opened, c0 in zip(flats, _by_level(gates, len(flats) - 1), memories, strict=True):
-        h, c = _level_memory(x, *_level_gates(flat, opened, h), c0)
-        kept.append(c)
+        f, o, z = _level_gates(flat, opened, h)
+        c = linear_scan(f.flatten(2), ((1 - f) * z).flatten(2), c0)
+        h = torch.addcmul(x[:, :, None], o, c.view_as(f)).to(x.dtype)
+        kept.append(c[:, -1])
     return h[:, :, 0], kept
 
 # %% ../../nbs/implementations/self_iru.ipynb #68b22b06

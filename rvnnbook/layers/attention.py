@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['LOG2_E', 'geometric_literal', 'outward_order', 'sums_before', 'NearestMatch', 'seen_keys', 'scale_by_existence',
-           'hide_keys', 'geometric_attention', 'windows', 'geometric_window']
+           'geometric_attention', 'windows', 'geometric_window']
 
 # %% ../../nbs/attention.ipynb #0f29e177
 import math
@@ -100,24 +100,6 @@ def scale_by_existence(
     exists = exists.reshape(len(exists), *[1] * (logits.dim() - 2), -1)
     return logits + exists.clamp(min=1e-30).log() - (logits.exp() * (1 - exists)).log1p()
 
-def hide_keys(
-    logits: Tensor,                    # s, (B, ..., N, N)
-    mask: Tensor | None = None,        # True = key, or existence in [0, 1], (B, N); None: all keys
-    direction: str | None = None,      # "left", "right" or None: both sides
-) -> Tensor:                           # -inf where a key is hidden, (B, ..., N, N)
-    "Hide padding and, for one direction, the other side; account for partial existence."
-    length = logits.shape[-1]
-    if direction is not None:
-        logits = logits.masked_fill(~seen_keys(length, direction, logits.device), -torch.inf)
-    if mask is None:
-        return logits
-    if logits.dim() < 3 or mask.shape != (logits.shape[0], length):
-        raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit logits "
-                         f"of shape {tuple(logits.shape)}")
-    absent = (mask == 0).reshape(len(mask), *[1] * (logits.dim() - 2), length)
-    logits = scale_by_existence(logits, mask) if mask.is_floating_point() else logits
-    return logits.masked_fill(absent, -torch.inf)
-
 # %% ../../nbs/attention.ipynb #457765d5
 def geometric_attention(
     logits: Tensor,                    # s, match between query i and key j, (B, ..., N, N)
@@ -129,7 +111,17 @@ def geometric_attention(
     if logits.dim() < 2 or logits.shape[-2] != logits.shape[-1]:
         raise ValueError(f"logits must be (..., N, N), got {tuple(logits.shape)}")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))     # as softmax does
-    attention = NearestMatch.apply(hide_keys(logits, mask, direction))
+    length = logits.shape[-1]
+    if direction is not None:
+        logits = logits.masked_fill(~seen_keys(length, direction, logits.device), -torch.inf)
+    if mask is not None:
+        if logits.dim() < 3 or mask.shape != (logits.shape[0], length):
+            raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit logits "
+                             f"of shape {tuple(logits.shape)}")
+        absent = (mask == 0).reshape(len(mask), *[1] * (logits.dim() - 2), length)
+        logits = scale_by_existence(logits, mask) if mask.is_floating_point() else logits
+        logits = logits.masked_fill(absent, -torch.inf)
+    attention = NearestMatch.apply(logits)
     if normalize:
         attention = attention / attention.sum(-1, keepdim=True).clamp(min=1e-12)
     return attention

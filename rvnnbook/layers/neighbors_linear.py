@@ -148,11 +148,7 @@ class CumulativeRetriever(LinearRetriever):
     "Neighbors by cumulative weights in O(N D + N log N) time (crvnn Eq. 5)."
     sums = CumulativeRetrieval
 
-    def __init__(
-        self,
-        exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
-        side: str = "left",    # "left" or "right"
-    ):
+    def __init__(self, exists: Tensor, side: str = "left"):    # as for every retriever
         super().__init__(exists, side)
         units, one, lenience = _existence_units(exists)
         first, stop = self.window = _unit_windows(units, one + lenience, side)

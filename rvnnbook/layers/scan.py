@@ -5,13 +5,15 @@ __all__ = ['FORMS', 'NARROW', 'LONG', 'scan_steps', 'scan_loop', 'Scan', 'scan_b
 
 # %% ../../nbs/implementations/scan.ipynb #ce88f02d
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from ..core import check_choice
 
 # %% ../../nbs/implementations/scan.ipynb #c0241bec
 def scan_steps(
@@ -25,27 +27,20 @@ def scan_steps(
     return torch.stack(states[1:], 1)
 
 # %% ../../nbs/implementations/scan.ipynb #dfd1831d
-def _take_steps(gates: Sequence[Tensor], inputs: Sequence[Tensor], state: Tensor,
-                places: Sequence[Tensor]) -> Tensor:
-    """Go through the steps c_t = f_t c_(t-1) + b_t, one after the other.
-
-    `gates`: f_1, f_2, ..., alike in shape; `inputs`: b_1, b_2, ...; `state`: c_0; `places`: where
-    c_1, c_2, ... are written. Returns: the last state.
-    """
-    for gate, more, place in zip(gates, inputs, places, strict=True):
-        state = torch.addcmul(more, gate, state, out=place)
-    return state
-
 def scan_loop(
     f: Tensor,                   # f_t, (B, T, D)
     b: Tensor,                   # b_t, (B, T, D)
     c0: Tensor,                  # the state to begin with, (B, D)
     back: bool = False,          # begin behind step T: c_t = f_t c_(t+1) + b_t
+    c: Tensor | None = None,     # where the states are written; None: a new tensor
+    time: int = 1,               # the dimension of the steps
 ) -> Tensor:                     # c_1, ..., c_T, (B, T, D)
     "All states in T steps, without gradients."
-    c, order = torch.empty_like(b), slice(None, None, -1 if back else 1)
-    gates, inputs, places = (part.unbind(1)[order] for part in (f, b, c))
-    _take_steps(gates, inputs, c0, places)
+    c, state = torch.empty_like(b) if c is None else c, c0
+    order = slice(None, None, -1 if back else 1)
+    steps = zip(*(part.unbind(time)[order] for part in (f, b, c)), strict=True)
+    for gate, more, place in steps:
+        state = torch.addcmul(more, gate, state, out=place)
     return c
 
 # %% ../../nbs/implementations/scan.ipynb #ae9411fa
@@ -88,15 +83,13 @@ def scan_blocks(
     c, length, order = torch.empty_like(b), b.shape[1], slice(None, None, -1 if back else 1)
     size = max(1, math.isqrt(length // 2))                           # K
     count = length // size                                           # M
-    cuts = [count * size, length % size][order]
+    cuts, last = [count * size, length % size][order], 0 if back else -1
     whole, rest = zip(*(part.split(cuts, 1)[order] for part in (f, b, c)))
-    whole = [part.unflatten(1, (count, size)) for part in whole]     # (B, M, K, D) each
-    gates, inputs, places = (part.unbind(2)[order] for part in whole)
-    alone = _take_steps(gates, inputs, torch.zeros_like(inputs[0]), places)
-    after = scan_loop(whole[0].prod(2), alone, c0, back)
-    _take_steps(gates, inputs, _states_before(after, c0, back), places)
-    gates, inputs, places = (part.unbind(1)[order] for part in rest)
-    _take_steps(gates, inputs, after[:, 0 if back else -1], places)
+    gates, inputs, states = (part.unflatten(1, (count, size)) for part in whole)  # (B, M, K, D)
+    alone = scan_loop(gates, inputs, torch.zeros_like(inputs[:, :, 0]), back, states, 2)
+    after = scan_loop(gates.prod(2), alone[:, :, last], c0, back)
+    scan_loop(gates, inputs, _states_before(after, c0, back), back, states, 2)
+    scan_loop(rest[0], rest[1], after[:, last], back, rest[2])
     return c
 
 # %% ../../nbs/implementations/scan.ipynb #e45f89fe
@@ -127,8 +120,7 @@ def linear_scan(
     if c0.shape != b[:, 0].shape:
         raise ValueError(f"c0 must have shape {tuple(b[:, 0].shape)}, got {tuple(c0.shape)}")
     form = _scan_form(b) if form is None else form
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    check_choice("form", form, FORMS)
     dtype = reduce(torch.promote_types, (f.dtype, b.dtype, c0.dtype), torch.float32)
     if dtype.is_complex:
         raise TypeError(f"f, b and c0 must be real, got {f.dtype}, {b.dtype} and {c0.dtype}")
