@@ -20,11 +20,11 @@ from rvnnbook.encoders import compiled_beam, efficient_beam
 from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, by_length, cases, check_settings, findings, forms_of, fresh,
-                                gap, growth, measure, memory_level, recorded_bench, summarize, take_turns)
+                                gap, growth, measure, recorded_bench, summarize, take_turns)
 from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, library_attention, library_beam,
                                    library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, take_step,
                                    tables_kept, usual_forms)
-from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, peak_memory, read_records, validate
+from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 FORMS = tuple(CRVNN.forms)
