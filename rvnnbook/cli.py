@@ -206,7 +206,6 @@ def _merge(options):
 def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
-    from rvnnbook.lab.revalidate import revalidate
     known, held = [], 0
     for name in options.folders or [None]:
         found = runs.read_records(name)
@@ -216,7 +215,7 @@ def _revalidate(options):
     chosen = [record for record in _chosen(known, options.where) if runs.changed_modules(record)]
     for record in chosen:
         try:
-            found = revalidate(record, 60 * options.minutes)
+            found = runs.revalidate(record, 60 * options.minutes)
             line, held = f"holds: {found['revalidated']}", held + 1
         except runs.RecordError as error:
             line = f"not confirmed: {error}"
