@@ -652,10 +652,13 @@ def load(experiment: str | None = None, where: str | None = None, folder: Path |
     frame = as_frame(read_records(experiment, folder))
     return frame if where is None else frame[_holds(frame, where)]
 
-def query_records(records: Sequence[dict], where: str) -> list[dict]:
-    "The records for which a pandas query holds."
-    held = _holds(as_frame(records), where) if records else []     # without records, no names
-    return [record for record, holds in zip(records, held) if holds]
+def query_records(records: Sequence[dict], *where: str) -> list[dict]:
+    "The records for which all of these pandas queries hold."
+    if not records or not where:                   # without records there are no names
+        return list(records)
+    frame = as_frame(records)
+    held = zip(*(_holds(frame, condition) for condition in where))
+    return [record for record, holds in zip(records, held) if all(holds)]
 
 # %% ../../nbs/workshop/records.ipynb #c20f9a57
 def _holds(frame, condition):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from .records import aligned
 from .run import (FINISHED, REFUSED, STOPPED, StatusError, handle_signals, hold, holder,
                               recorded_runs, run_identity, run_path)
 from .settings import (
@@ -360,11 +362,9 @@ def outcome(handle, stop: Path) -> State:      # of a run that is done; the file
 # %% ../../nbs/workshop/sweep.ipynb #3efb2134
 def report(plan: SweepPlan, found: dict[str, State]) -> str:       # the state of every run
     "The states of a sweep as text: a line for each run, and a sum."
-    width = max(len(task.label) for task in plan.tasks)
-    lines = [f"{task.label:{width}}  {found[task.key].word:8}  {found[task.key].message}".rstrip()
-             for task in plan.tasks]
-    words = [state.word for state in found.values()]
-    summary = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    lines = aligned([(task.label, *found[task.key]) for task in plan.tasks])
+    counts = Counter(state.word for state in found.values())
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
     return "\n".join([*lines, f"logs: {os.path.relpath(plan.folder)}", summary])
 
 # %% ../../nbs/workshop/sweep.ipynb #95299368
