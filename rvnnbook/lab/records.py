@@ -525,29 +525,24 @@ def sittings(records: Iterable[dict]) -> tuple[str, str]:
 # %% ../../nbs/workshop/records.ipynb #7e1a0005
 CLOSE = {"loss": 1e-3, "accuracy": 2e-2}           # differences that may be
 
-class _FirstRow(BaseException):
-    "Carries the first row of a curve out of an experiment."
-
 def _first_row(source, parameters, step):
-    "In a process of its own: the first check of a training, and the hashes of the code."
+    "Print the first check of a training and the hashes of the code, and end the process."
     from rvnnbook.lab import run, train as loop
     train = loop.train
     def first_steps(*arguments, **options):
         options |= {"folder": None, "steps": step, "epochs": None, "time_budget": math.inf}
-        raise _FirstRow(train(*arguments, **options).history[0])
+        print(json.dumps([train(*arguments, **options).history[0], code_hashes()]))
+        raise SystemExit
     loop.train = first_steps
-    try:
-        run.run_cells(Path(source), parameters)
-    except _FirstRow as found:
-        return found.args[0], code_hashes()
+    run.run_cells(Path(source), parameters)
     raise RecordError("it trains nothing")
 
 _CALL = ("import json, sys; from rvnnbook.lab.records import _first_row; "
-         "print(json.dumps(_first_row(*json.loads(sys.argv[1]))))")
+         "_first_row(*json.loads(sys.argv[1]))")
 
 # %% ../../nbs/workshop/records.ipynb #5d2f1b03
 def _repeated(record, step, seconds):
-    "What `_first_row` found, with the threads of the record; its output is dropped."
+    "What `_first_row` prints, in a process with the threads of the record."
     source = results_folder().parent / "experiments" / f"{record['experiment']}.ipynb"
     parameters = record["parameters"] | {name: record[name] for name in ("profile", "seed")}
     variables = {"OMP_NUM_THREADS": str(record["threads"]), "RVNNBOOK_RECORDED": "1"}
