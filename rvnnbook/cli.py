@@ -176,7 +176,7 @@ def _results(options):
         if wrong := runs.check_results(folder, experiment):
             raise RuntimeError("\n".join(wrong))
         return f"valid records: {len(runs.read_records(experiment))}"
-    records = _chosen(runs.read_records(experiment), options.where)
+    records = runs.query_records(runs.read_records(experiment), *options.where)
     if options.csv:
         runs.as_frame(records).to_csv(options.csv, index=False)
     elif options.parquet:
@@ -184,12 +184,6 @@ def _results(options):
     else:
         return runs.results_table(records, options.mean)
     return f"{len(records)} records in {options.csv or options.parquet}"
-
-def _chosen(records, conditions):
-    "The records for which all conditions hold."
-    from rvnnbook.lab.records import query_records
-    where = " and ".join(f"({condition})" for condition in conditions)
-    return query_records(records, where) if where else records
 
 # %% ../nbs/workshop/cli.ipynb #5d2f1c02
 def _merge(options):
@@ -206,17 +200,16 @@ def _merge(options):
 def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
-    from rvnnbook.lab.revalidate import revalidate
     known, held = [], 0
     for name in options.folders or [None]:
         found = runs.read_records(name)
         if name and not found:
             raise runs.RecordError(f"no records of {name!r}")
         known += runs.latest(found)
-    chosen = [record for record in _chosen(known, options.where) if runs.changed_modules(record)]
+    chosen = list(filter(runs.changed_modules, runs.query_records(known, *options.where)))
     for record in chosen:
         try:
-            found = revalidate(record, 60 * options.minutes)
+            found = runs.revalidate(record, 60 * options.minutes)
             line, held = f"holds: {found['revalidated']}", held + 1
         except runs.RecordError as error:
             line = f"not confirmed: {error}"

@@ -1,4 +1,5 @@
 """Many runs from one file: what is refused, what is tried again, and what survives a kill at any moment."""
+import contextlib
 import itertools
 import json
 import os
@@ -274,6 +275,37 @@ def test_a_run_that_ignores_a_stop_is_killed(tmp_path, monkeypatch):
     assert make_run(order).word == "stopped"
 
 
+def test_what_a_run_prints_is_in_its_log_at_once(tmp_path):
+    "Errors, too; the last line says how the run ended."
+    text = "import sys, time\nprint('out')\nprint('error', file=sys.stderr)\ntime.sleep(600)"
+    order = Order([sys.executable, "-c", text], tmp_path / "log.txt", tmp_path / "stop", {}, str(tmp_path))
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(make_run(order)))
+    thread.start()
+    try:
+        until(lambda: order.log.exists() and order.log.read_text() == "out\nerror\n", 20)
+        assert not ended
+    finally:
+        order.stop.touch()
+        thread.join()
+    assert ended == [("stopped", "died of signal 15")] and order.log.read_text() == "out\nerror\ndied of signal 15\n"
+
+
+def test_a_stop_that_comes_early_is_not_lost(clone, monkeypatch):
+    "A signal may come as soon as there is a handler."
+    from rvnnbook.lab import sweep as module
+    monkeypatch.chdir(clone)
+    plan, handle = make_plan(write(clone, grid={"seed": [0]})), module.handle_signals
+
+    @contextlib.contextmanager
+    def struck(*arguments):
+        with handle(*arguments):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield
+    monkeypatch.setattr(module, "handle_signals", struck)
+    assert [state.word for state in module.sweep(plan).values()] == ["stopped"] and not results(clone)
+
+
 def test_jobs_in_the_queue_of_slurm_are_cancelled_once():
     cancelled = []
     class Job:
@@ -337,7 +369,8 @@ def test_a_sweep_tries_again_gives_up_and_goes_on(clone):
     assert attempts(clone) == [1, 1, 1, 1, 3, 3, 3]
     logs = "".join(path.read_text() for path in (clone / "runs/sweeps/some").glob("*.txt"))
     assert logs.count("Traceback") == 5 and logs.count("rvnnbook: ") == 7
-    assert sweep(clone, file, "--status")[1].splitlines()[-1] == "3 finished, 4 to do"
+    shown = sweep(clone, file, "--status")[1]
+    assert shown.endswith("3 finished, 4 to do\n") and "cell 3 raised ZeroDivisionError: division by zero" in shown and "died of signal 9" in shown
     assert len(results(clone)) == 3 and {"value": value(1), "count": 1} in [found["count"] for found in results(clone).values()]
     code, out, _ = sweep(clone, file)                    # what was stopped goes on, and what failed is tried again
     assert code == 1 and attempts(clone) == [1, 1, 2, 2, 3, 6, 6] and len(results(clone)) == 4

@@ -2,8 +2,9 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'WORD_OF', 'KILL_AFTER', 'ENGINES', 'read_sweep_text', 'SweepSettings', 'rows', 'SweepTask', 'SweepPlan',
-           'check_tasks', 'make_plan', 'Order', 'command_of', 'State', 'make_run', 'attempt_run', 'poll_states',
-           'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool', 'sweep', 'outcome', 'report', 'obey_sweep']
+           'check_tasks', 'make_plan', 'Order', 'command_of', 'State', 'make_run', 'last_line', 'attempt_run',
+           'poll_states', 'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool', 'sweep', 'outcome', 'report',
+           'obey_sweep']
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
 import itertools
@@ -12,14 +13,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from .records import aligned
 from .run import (FINISHED, REFUSED, STOPPED, StatusError, handle_signals, hold, holder,
                               recorded_runs, run_identity, run_path)
 from .settings import (
@@ -176,7 +179,7 @@ def command_of(plan: SweepPlan, task: SweepTask) -> list[str]:     # task: one o
 class State(NamedTuple):
     "The state of one run."
     word: str                # finished, refused, stopped, failed, begun or to do
-    message: str = ""        # the last line of its errors
+    message: str = ""        # why it is not finished: the last line of its log
 
 WORD_OF = {FINISHED: "finished", REFUSED: "refused", STOPPED: "stopped"}
 KILL_AFTER = 90.0            # seconds that a run has for its last checkpoint
@@ -184,28 +187,33 @@ _children = set()            # processes of runs that this process waits for
 
 def make_run(order: Order) -> State:       # what to start, and how
     "Start a run and wait for its end; stop it if the sweep is stopped."
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **order.environment}
     with open(order.log, "a") as log:
-        child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log,
-                                 stderr=subprocess.PIPE, text=True, errors="replace",
-                                 cwd=order.place, env={**os.environ, **order.environment},
-                                 start_new_session=True)
+        start, ending = log.tell(), None
+        child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                 cwd=order.place, env=environment, start_new_session=True)
         _children.add(child.pid)
-        output, ending = None, None
-        while output is None:
+        while child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
-                output = child.communicate(timeout=0.1)[1]
+                child.wait(timeout=0.1)
             if order.stop.exists() and ending is None:
                 ending = time.monotonic()
                 child.terminate()
             elif ending is not None and time.monotonic() > ending + KILL_AFTER:
                 child.kill()
         _children.discard(child.pid)
-        log.write(output)
-    code, message = child.returncode, (output.strip().splitlines() or [""])[-1]
+        if (code := child.returncode) < 0:
+            log.write(f"died of signal {-code}\n")
     if code < 0 and ending is not None:         # before it could handle signals, or too late
         code = STOPPED
-    return State(WORD_OF.get(code, "failed"), f"died of signal {-code}" if code < 0
-                 else message.removeprefix("rvnnbook: ")[:300])
+    word = WORD_OF.get(code, "failed")
+    return State(word, "" if word == "finished" else last_line(order.log, start))
+
+def last_line(log: Path, start: int = 0) -> str:   # start: byte from which it is read
+    "The last thing that a run has printed."
+    text = log.read_bytes()[start:] if log.exists() else b""
+    lines = text.decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("rvnnbook: ")[:300] if lines else ""
 
 # %% ../../nbs/workshop/sweep.ipynb #c0a9a60a
 def attempt_run(order: Order) -> State:    # what to start, and how
@@ -225,11 +233,14 @@ def attempt_run(order: Order) -> State:    # what to start, and how
 
 # %% ../../nbs/workshop/sweep.ipynb #04cb6d1e
 def poll_states(plan: SweepPlan) -> dict[str, State]:      # by key
-    "The state of every run of a plan, by records and locks."
+    "The state of every run of a plan, by records, locks and logs."
+    def state(task):
+        if task.key in done:
+            return State("finished")
+        last = last_line(plan.folder / f"{task.key}.txt")
+        return State("to do" if holder(task.lock) is None else "begun", last)
     done = recorded_runs(plan.experiment, plan.names)
-    return {task.key: State("finished" if task.key in done else
-                            "to do" if holder(task.lock) is None else "begun")
-            for task in plan.tasks}
+    return {task.key: state(task) for task in plan.tasks}
 
 # %% ../../nbs/workshop/sweep.ipynb #8f2da470
 @contextmanager
@@ -308,9 +319,11 @@ def sweep(
                    in (("RVNNBOOK_RUNS", "runs"), ("RVNNBOOK_DATA", "data"))}
     attempts = plan.settings["retries"], plan.settings["backoff"]
     stop = plan.folder / "stop"
-    with (hold(plan.folder / "lock", "sweep"), ENGINES[engine](plan, address) as submit,
-          handle_signals(lambda *_: stop.touch())):        # after Ray, which handles SIGTERM, too
+    with ExitStack() as stack:
+        stack.enter_context(hold(plan.folder / "lock", "sweep"))
         stop.unlink(missing_ok=True)
+        submit = stack.enter_context(ENGINES[engine](plan, address))
+        stack.enter_context(handle_signals(lambda *_: stop.touch()))     # after Ray's own
         states = poll_states(plan)
         todo = [task for task in plan.tasks if states[task.key].word != "finished" or plan.scratch]
         orders = [Order(command_of(plan, task), plan.folder / f"{task.key}.txt", stop, environment,
@@ -349,11 +362,9 @@ def outcome(handle, stop: Path) -> State:      # of a run that is done; the file
 # %% ../../nbs/workshop/sweep.ipynb #3efb2134
 def report(plan: SweepPlan, found: dict[str, State]) -> str:       # the state of every run
     "The states of a sweep as text: a line for each run, and a sum."
-    width = max(len(task.label) for task in plan.tasks)
-    lines = [f"{task.label:{width}}  {found[task.key].word:8}  {found[task.key].message}".rstrip()
-             for task in plan.tasks]
-    words = [state.word for state in found.values()]
-    summary = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    lines = aligned([(task.label, *found[task.key]) for task in plan.tasks])
+    counts = Counter(state.word for state in found.values())
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
     return "\n".join([*lines, f"logs: {os.path.relpath(plan.folder)}", summary])
 
 # %% ../../nbs/workshop/sweep.ipynb #95299368
