@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.cli import main
-from rvnnbook.encoders import compiled_beam
+from rvnnbook.layers import compiled_beam
 from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, by_length, cases, check_settings, findings, forms_of, fresh,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, pad_batch, padding_gap
-from rvnnbook.encoders.compiled_beam import (COMPILE_MIN_LENGTH, top_places, choose_pairs, choose_search, merge_pair, compiled_search, gate_and_norm, log_sum,
+from rvnnbook.layers.compiled_beam import (COMPILE_MIN_LENGTH, top_places, choose_pairs, choose_search, merge_pair, compiled_search, gate_and_norm, log_sum,
                                              score_pair)
 from rvnnbook.layers import tree_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
@@ -202,7 +202,8 @@ def test_the_choice():
 SCRIPT = """
 import torch
 {before}
-from rvnnbook.encoders import compiled_beam, efficient_beam
+from rvnnbook.encoders import efficient_beam
+from rvnnbook.layers import compiled_beam
 torch.manual_seed(0)
 encoder, leaves = efficient_beam.EfficientBeam(6, 3).double(), torch.randn(2, 7, 6).double()
 log = compiled_beam.compiled_search(encoder, leaves, torch.tensor([7, 4]), torch.Generator().manual_seed(1))

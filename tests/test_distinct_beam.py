@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.layers import tree_search
-from rvnnbook.encoders.compiled_beam import COMPILE_MIN_LENGTH, choose_search
+from rvnnbook.layers.compiled_beam import COMPILE_MIN_LENGTH, choose_search
 from rvnnbook.encoders.distinct_beam import beam_states, beam_use, common_steps, count_distinct, find_duplicates
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.subjects import literal_search, next_states

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask, tree_from_steps
-from rvnnbook.encoders.compiled_beam import compiled_search
+from rvnnbook.layers.compiled_beam import compiled_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.lab.subjects import literal_search
 from rvnnbook.layers.given_trees import compose_by_height

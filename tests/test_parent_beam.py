@@ -10,9 +10,9 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
-from rvnnbook.encoders import parent_beam
+from rvnnbook.layers import parent_beam
 from rvnnbook.encoders.beam_tree import BeamTree
-from rvnnbook.encoders.parent_beam import (
+from rvnnbook.layers.parent_beam import (
     PairLifetimes,
     compose_neighbors,
     parent_arena,

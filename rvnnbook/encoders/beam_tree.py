@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Encoder, EncoderOutput, check_batch
-from .parent_beam import parent_search, soft_search
+from ..layers.parent_beam import parent_search, soft_search
 from ..layers.cells import GRC
 from ..layers.tree_search import build_beam_trace
 

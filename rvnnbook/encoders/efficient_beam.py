@@ -73,5 +73,5 @@ class EfficientBeam(Encoder):
     def search(self, leaves: Tensor, lengths: Tensor,    # (B, N, D), longest first; (B,)
                generator: torch.Generator | None = None) -> Search:
         "Search in an arena, compiled or not."
-        from rvnnbook.encoders.compiled_beam import choose_search      # loads numba
+        from rvnnbook.layers.compiled_beam import choose_search      # loads numba
         return choose_search(self, leaves)(self, leaves, lengths, generator)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..layers.topk import EPSILON, gumbel_noise, one_soft
-from ..layers.tree_search import (
+from .topk import EPSILON, gumbel_noise, one_soft
+from .tree_search import (
     Arena, Lineages, LineageScores, ReplayPlan, find_pairs, follow_back, merge_pairs, plan_replay,
     propose_pairs, prune_beam, replay, scale_kept, search_states)
 
