@@ -71,7 +71,7 @@ def own_nodes(app, doctree):
 def keep_together(app, doctree):
     "doctree-read: no line ends within a number, before its percent sign, or between Eq. and its number."
     for text in list(doctree.findall(nodes.Text)):
-        joined = re.sub(r"(?<=\d) (?=%|\d{3}\b)|(?<=\bEqs?\.) (?=\d)", "\N{NO-BREAK SPACE}", text)
+        joined = re.sub(r"(\d|\bEqs?\.) (?=%|\d{3}\b|(?<=\. )\d)", "\\1\N{NO-BREAK SPACE}", text)
         if joined != text and not isinstance(text.parent, nodes.literal | nodes.FixedTextElement | nodes.raw):
             text.parent.replace(text, nodes.Text(joined))
 

@@ -200,6 +200,7 @@ def _merge(options):
 def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
+    from rvnnbook.lab.revalidate import revalidate
     known, held = [], 0
     for name in options.folders or [None]:
         found = runs.read_records(name)
@@ -209,7 +210,7 @@ def _revalidate(options):
     chosen = list(filter(runs.changed_modules, runs.query_records(known, *options.where)))
     for record in chosen:
         try:
-            found = runs.revalidate(record, 60 * options.minutes)
+            found = revalidate(record, 60 * options.minutes)
             line, held = f"holds: {found['revalidated']}", held + 1
         except runs.RecordError as error:
             line = f"not confirmed: {error}"

@@ -158,7 +158,7 @@ def test_the_scan_in_its_forms(ragged):
     with Count() as count:
         work()
     assert count.total == 2 * 2 * sum(spread(40, 3, ragged)) * 8 * 16
-    with pytest.raises(ValueError, match="form must be one of loop, blocks, got 'tree'"):
+    with pytest.raises(ValueError, match="unknown form 'tree'; known: loop, blocks"):
         GatedMemory(8, form="tree")(*problem(SUBJECTS["scan"].make, *sizes)[1:3])
 
 

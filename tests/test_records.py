@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from rvnnbook.lab import records as runs
 from rvnnbook.lab.records import (LIBRARIES, POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, code_hash, code_hashes,
                                digest, end_to_end, identity, latest, libraries, load, loaded_modules, make_trace, merge_records, read_records, read_trace,
-                               results_folder, results_table, revalidate, scan, select, sittings, trace_path, validate,
+                               results_folder, results_table, scan, select, sittings, trace_path, validate,
                                query_records, write_parquet)
+from rvnnbook.lab.revalidate import revalidate
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
 
