@@ -28,6 +28,14 @@ def test_formulas_are_set_once_and_keep_number_and_tex():
     assert "@font-face" in sheet and all(f"mjx-c{ord(letter):X}" in sheet.upper().replace("MJX-C", "mjx-c") for letter in "12<")
 
 
+def test_numbers_stay_on_one_line():
+    from docutils import nodes
+    import book
+    paragraph = nodes.paragraph("", "", nodes.Text("By Eq. 5, 95 % of 10 000 pairs with 3 or 4 tokens. 5 are left."), nodes.literal("", "5 %"))
+    book.keep_together(None, paragraph)
+    assert paragraph.astext().replace("\N{NO-BREAK SPACE}", "_") == "By Eq._5, 95_% of 10_000 pairs with 3 or 4 tokens. 5 are left.5 %"
+
+
 @pytest.mark.parametrize("wrong", [r"\nothing x", r"\frac{a", r"a_b_c"])
 def test_a_wrong_formula_stops_the_build_and_is_named(wrong):
     with pytest.raises(ExtensionError) as error:
