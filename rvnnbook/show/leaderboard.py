@@ -73,7 +73,8 @@ def scale_of(
 ) -> str:                          # "width 128, at most 20 epochs, batches of 128; 3 seeds, ..."
     "Width, steps, warm-up stages, batch, seeds and duration of a training, in one line."
     parameters = runs[0]["parameters"]
-    sizes = [text.format(parameters[key]) for key, text in _SIZES.items() if parameters.get(key)]
+    sizes = [text.format(max(run["parameters"][key] for run in runs))
+             for key, text in _SIZES.items() if parameters.get(key)]
     if warm := [int(stage.split(":")[1]) for stage in parameters.get("stages", "").split()
                 if stage != "none"]:
         warmed = f" after {sum(warm):,} in {len(warm)} warm-up stage{'s' * (len(warm) > 1)}"
