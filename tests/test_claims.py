@@ -164,8 +164,8 @@ def test_uncertainty_is_that_of_the_seeds(page):
 
 def test_every_claim_has_one_line_and_a_verdict(page):
     lines = [line for paper in page["TITLES"] for line in page["claim_lines"](paper)]
-    assert [line[1] for line in lines] == [claim.text for claim in page["CLAIMS"]]
-    assert all(len(line) == len(page["HEAD"]) and line[-1] in page["WORDS"] and line[2] for line in lines)
+    assert [line[0] for line in lines] == [claim.text for claim in page["CLAIMS"]]
+    assert all(len(line) == len(page["HEAD"]) and line[1] in page["WORDS"] and line[6] for line in lines)
     assert sum(sum(told.values()) for told in page["counted"].values()) == len(lines)
     for paper in page["TITLES"]:
         html = page["claim_table"](paper).data

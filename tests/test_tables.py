@@ -155,12 +155,12 @@ def test_numbers_beside_each_other():
 
 def test_what_is_missing_is_said():
     shown = comparison("rir.table7", {"snli": "official", "len_m": "official length"}, {"BT-GRC": [run(0.8, split="official")], "OM": []})
-    assert table_lines(shown) == [["", "", "snli", "len_m"], ["", "our test", "official", "official length"],
+    assert table_lines(shown) == [["", "", "SNLI", "len m"], ["", "our test", "official", "official length"],
                             ["BT-GRC", "paper", "84.90 ± 0.10", "–"], ["", "ours (cpu, 1 seed)", "80.00", "no run yet"], ["", "difference", "−4.90", "–"],
                             ["OM", "paper", "85.50 ± 0.20", "56.50 ± 3.30"], ["", "ours", "no run yet", "no run yet"]]
     assert not any("Generated" in note for note in table_notes(shown))
     empty = comparison("crvnn.table3", {"len_200_300": "official 200 to 300"}, {})
-    assert table_lines(empty) == [["", "", "len_200_300"], ["", "our test", "official 200 to 300"]] and empty._repr_html_()
+    assert table_lines(empty) == [["", "", "200 to 300 tokens"], ["", "our test", "official 200 to 300"]] and empty._repr_html_()
 
 
 def test_every_number_of_ours_says_where_it_is_from():

@@ -393,7 +393,7 @@ def test_reviews_that_were_cut_are_no_test_of_the_papers():
     paper = paper_table("rir.table6").value("EBT-GRC", "imdb_contrast")[0] / 100
     def told(longest, split="IMDB contrast test"):
         found = run(paper, split, experiment="sentiment", parameters={"model": "EBT-GRC", "phrases": 0, "task": "imdb", "longest": longest})
-        return "the paper's test in full: imdb_contrast" in " ".join(verdict_notes(beside("rir.table6", [found])))
+        return "the paper's test in full: IMDB contrast" in " ".join(verdict_notes(beside("rir.table6", [found])))
     assert told(0) and not told(100) and not told(0, "IMDB test, in part")
 
 

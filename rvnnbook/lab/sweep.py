@@ -2,9 +2,9 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'WORD_OF', 'KILL_AFTER', 'ENGINES', 'read_sweep_text', 'SweepSettings', 'rows', 'SweepTask', 'SweepPlan',
-           'check_tasks', 'make_plan', 'Order', 'command_of', 'State', 'make_run', 'last_line', 'attempt_run',
-           'poll_states', 'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool', 'sweep', 'outcome', 'report',
-           'obey_sweep']
+           'check_tasks', 'make_plan', 'Order', 'command_of', 'copy_lines', 'last_line', 'State', 'make_run',
+           'attempt_run', 'poll_states', 'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool', 'sweep', 'outcome',
+           'report', 'obey_sweep']
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
 import itertools
@@ -12,9 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -175,6 +176,21 @@ def command_of(plan: SweepPlan, task: SweepTask) -> list[str]:     # task: one o
             *(part for name, value in task.given.items()
               for part in ("-p", f"{name}={word(value)}"))]
 
+# %% ../../nbs/workshop/sweep.ipynb #771357a1
+def copy_lines(lines: Iterable[bytes], log, last: deque):
+    "Append lines to a log and keep the last one, also where the disk of the log is full."
+    for line in lines:
+        if text := line.decode(errors="replace").strip():
+            last.append(text)
+        with suppress(OSError):
+            log.write(line)
+
+def last_line(log: Path, start: int = 0) -> str:   # start: byte from which it is read
+    "The last thing that a run has printed."
+    text = log.read_bytes()[start:] if log.exists() else b""
+    lines = text.decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("rvnnbook: ")[:300] if lines else ""
+
 # %% ../../nbs/workshop/sweep.ipynb #77135789
 class State(NamedTuple):
     "The state of one run."
@@ -188,11 +204,15 @@ _children = set()            # processes of runs that this process waits for
 def make_run(order: Order) -> State:       # what to start, and how
     "Start a run and wait for its end; stop it if the sweep is stopped."
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **order.environment}
-    with open(order.log, "a") as log:
-        start, ending = log.tell(), None
-        child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                 cwd=order.place, env=environment, start_new_session=True)
+    errors, ending = deque([""], 1), None
+    with open(order.log, "ab", buffering=0) as log:
+        start = log.tell()
+        child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log,
+                                 stderr=subprocess.PIPE, cwd=order.place, env=environment,
+                                 start_new_session=True)
         _children.add(child.pid)
+        reader = threading.Thread(target=copy_lines, args=(child.stderr, log, errors))
+        reader.start()
         while child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=0.1)
@@ -202,18 +222,14 @@ def make_run(order: Order) -> State:       # what to start, and how
             elif ending is not None and time.monotonic() > ending + KILL_AFTER:
                 child.kill()
         _children.discard(child.pid)
+        reader.join()
         if (code := child.returncode) < 0:
-            log.write(f"died of signal {-code}\n")
+            copy_lines([f"died of signal {-code}\n".encode()], log, errors)
     if code < 0 and ending is not None:         # before it could handle signals, or too late
         code = STOPPED
     word = WORD_OF.get(code, "failed")
-    return State(word, "" if word == "finished" else last_line(order.log, start))
-
-def last_line(log: Path, start: int = 0) -> str:   # start: byte from which it is read
-    "The last thing that a run has printed."
-    text = log.read_bytes()[start:] if log.exists() else b""
-    lines = text.decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("rvnnbook: ")[:300] if lines else ""
+    said = errors.pop().removeprefix("rvnnbook: ")[:300] or last_line(order.log, start)
+    return State(word, "" if word == "finished" else said)
 
 # %% ../../nbs/workshop/sweep.ipynb #c0a9a60a
 def attempt_run(order: Order) -> State:    # what to start, and how
