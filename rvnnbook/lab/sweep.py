@@ -228,8 +228,8 @@ def make_run(order: Order) -> State:       # what to start, and how
     if code < 0 and ending is not None:         # before it could handle signals, or too late
         code = STOPPED
     word = WORD_OF.get(code, "failed")
-    said = errors.pop().removeprefix("rvnnbook: ")[:300] or last_line(order.log, start)
-    return State(word, "" if word == "finished" else said)
+    reason = errors.pop().removeprefix("rvnnbook: ")[:300] or last_line(order.log, start)
+    return State(word, "" if word == "finished" else reason)
 
 # %% ../../nbs/workshop/sweep.ipynb #c0a9a60a
 def attempt_run(order: Order) -> State:    # what to start, and how
