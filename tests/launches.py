@@ -1,0 +1,47 @@
+"""Launches and waits of every encoder: `python -m tests.launches` counts them and appends a record to nbs/results."""
+import time
+
+import torch
+
+from rvnnbook.data.listops import collate_listops, unique_draws
+from rvnnbook.lab.records import append, code_hashes, new_record
+from rvnnbook.registry import create_encoder, list_encoders
+from tests.pretend_device import PretendDevice
+
+DIM, COUNT, LEAST, MOST = 64, 8, 41, 100
+FEW_SLOTS = {"ordered_memory": {"slots": 5}, "rir_om": {"options": {"slots": 5}}}     # launches grow with the number of slots
+
+
+def expressions(least, most, count):
+    "The first expressions of the draws with `least` to `most` tokens."
+    drawn = [one for one in unique_draws(3000, seed=0) if least <= len(one.tokens) <= most]
+    return collate_listops(drawn[:count])
+
+
+def run_encoder(encoder, x, batch, move):
+    "Root and gradient in the token vectors."
+    x = move(x).requires_grad_()
+    root = encoder(x, move(batch.mask), trees=move(batch.trees), generator=torch.Generator().manual_seed(0)).root
+    root.sum().backward()
+    return [root, x.grad]
+
+
+def count_launches(name):
+    "Results on the CPU, results on the pretend device, and its counts, of a forward and a backward pass with new weights."
+    torch.manual_seed(0)
+    batch, options = expressions(LEAST, MOST, COUNT), FEW_SLOTS.get(name, {})
+    encoder = create_encoder(name, dim=DIM, **options).double().eval()
+    x = torch.randn(*batch.mask.shape, DIM, dtype=torch.float64)
+    expected = run_encoder(encoder, x, batch, lambda tensor: tensor.clone())
+    with PretendDevice() as device:
+        found = run_encoder(device.upload(encoder), x, batch, device.upload)
+        counts = {"launches": device.launches, "waits": device.waits}
+        return expected, [device.download(one) for one in found], counts
+
+
+if __name__ == "__main__":
+    started, modules = time.monotonic(), code_hashes()
+    metrics = {name: count_launches(name)[-1] for name in list_encoders()}
+    append(new_record("bench_launches", {"dim": DIM, "count": COUNT, "least": LEAST, "most": MOST, "slots": 5}, profile="cpu", seed=0,
+                      modules=modules, metrics=metrics, rule="counts of one forward and backward pass",
+                      wall_s=round(time.monotonic() - started, 1)))
