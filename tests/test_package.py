@@ -99,6 +99,14 @@ def test_the_command_knows_its_version():
     assert done.stdout == f"rvnnbook {rvnnbook.__version__}\n"
 
 
+def test_a_folder_of_its_name_does_not_hide_the_package(tmp_path):
+    "The parent of a clone may be on the path: there the clone is a folder named rvnnbook without a module."
+    (tmp_path / "rvnnbook").mkdir()
+    done = subprocess.run([sys.executable, "-c", "import rvnnbook; print(rvnnbook.__version__)"], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.stdout == f"{rvnnbook.__version__}\n", done.stderr
+
+
 def test_importing_brings_nothing_heavy():
     """The promise is at most 1.2 times the cost of importing torch. It holds with room to spare if torch is all that is
     imported, and is checked by what is loaded, not by a clock."""
