@@ -242,6 +242,19 @@ def test_a_run_that_ended_by_patience_is_full_and_one_cut_off_while_rising_has_n
     assert length_judged([paper_run(.99, epochs=4)]).verdict == "smaller scale", "no further than the cap below the paper"
 
 
+def test_a_single_seed_is_judged_by_the_spread_of_all_that_have_learned(curves):
+    far, test = "generated, length_900_1000", "official, listops_o_test"
+    def runs(*shares):                                    # the first one is trained in full, the others are cut short
+        return [paper_run(share, split=far, seed=seed, count=2000, epochs=20 if seed else 100, more={test: learned}) for seed, (share, learned)
+                in enumerate(shares)]
+    alone, scattered = runs((.9, .99)), runs((.9, .99), (.6, .95), (.99, .99))
+    for seed in range(1, 3):
+        curves[seed] = curve(*[.5] * 20)
+    answers = [length_judged(records, column="len_900_1000") for records in (alone, scattered, runs((.9, .99), (.6, .2), (.99, .3)))]
+    assert [one.verdict for one in answers] == ["differs", "smaller scale", "differs"], "seeds that have not learned do not count"
+    assert math.isclose(answers[1].spread, statistics.stdev([90, 60, 99])) and [len(one.runs) for one in answers] == [1, 1, 1]
+
+
 def test_experiments_with_other_settings_are_never_reproduced():
     for accuracy in (.996, .9):
         assert judged([run(accuracy, profile="paper", count=10_000)]).verdict == "smaller scale"

@@ -117,8 +117,8 @@ def learned_runs(runs: Sequence[dict]) -> list[dict]:            # of these expe
     "The runs that have learned their task; the others support no conclusion."
     def has(run):
         test, least = LEARNED[run["experiment"]]
-        return next(100 * scores["accuracy"] >= least
-                    for split, scores in run["metrics"].items() if split.endswith(test))
+        return any(100 * scores["accuracy"] >= least
+                   for split, scores in run["metrics"].items() if split.endswith(test))
     return [run for run in runs if has(run)]
 
 # %% ../../nbs/workshop/verdicts.ipynb #bb08b2c4
@@ -164,6 +164,7 @@ class Answer:
     pair: NumberPair
     metric: str | None         # which number, where a cell holds several
     runs: list                 # behind ours
+    spread: float | None       # deviation over seeds by which ours is judged
     allowed: float | None      # tolerance; None where there is nothing to compare
     verdict: str | None        # None where the paper reports no number
 
@@ -184,7 +185,7 @@ def answer_row(
 ) -> Answer:
     "Put one number of a paper and what answers it together."
     way, several = way_of(table.name, row), metric if isinstance(table.metric, list) else None
-    split, runs, name, unit, pattern = "", [], "", None, None
+    split, runs, name, unit, pattern, found = "", [], "", None, None, []
     if isinstance(way, Way):           # an older one, if it has runs and this one has none
         way = next((one for one in (way, *way.older) if select(
             records, **{"experiment": one.experiment, **one.parameters})), way)
@@ -202,12 +203,27 @@ def answer_row(
         split = max(titles.values(), key=lambda title: bool(OWN_TEST.fullmatch(title)), default="")
         runs = [run for run in runs if titles[run["id"]] == split]    # seeds on one test only
     both = pair(table, row, column, split, runs, name, several, unit)
-    return Answer(both, several, runs, *_conclusion(table, both, metric, runs))
+    spread = _spread(both, metric, runs, found)
+    return Answer(both, several, runs, spread, *_conclusion(table, both, metric, runs, spread))
+
+def _spread(both, metric, runs, found):
+    "Of our number: over its seeds; for one seed the paper's or the cap, or that of all learned."
+    if both.ours is None or both.paper is None or isinstance(both.paper, str):
+        return None
+    if both.ours_spread is not None:
+        return both.ours_spread
+    spread = cap_of(metric, both.paper) if both.paper_spread is None else both.paper_spread
+    if metric != "accuracy_percent" or runs[0]["experiment"] not in LEARNED:
+        return spread
+    alike = learned_runs(longest_runs(select(found, profile=runs[0]["profile"])))
+    values = [100 * run["metrics"][both.split]["accuracy"] for run in alike
+              if both.split in run["metrics"]]
+    return max(spread, statistics.stdev(values)) if len(values) > 1 else spread
 
 # %% ../../nbs/workshop/verdicts.ipynb #736aa439
 MACHINE = ("minutes", "gigabytes")         # what depends on the machine is not judged
 
-def _conclusion(table, both, metric, runs):
+def _conclusion(table, both, metric, runs, spread):
     "The tolerance and the verdict of a pair."
     if isinstance(both.paper, str) or both.paper is None:
         return None, None
@@ -220,7 +236,7 @@ def _conclusion(table, both, metric, runs):
     if metric in PERCENT and all(counts):
         chance = 100 * math.sqrt(share * (1 - share) / min(counts))
     cap, curves = cap_of(metric, both.paper), [curve_of(run) for run in runs]
-    allowed = tolerance(both.paper_spread, table.runs, both.ours_spread, both.seeds, chance,
+    allowed = tolerance(both.paper_spread, table.runs, spread, both.seeds, chance,
                         last_digit(both.paper), cap)
     full = not way.instead and all(trained_in_full(run, curve, table.name)
                                    for run, curve in zip(runs, curves))
