@@ -383,9 +383,8 @@ def side_by_side(
     parts = [re.sub(r'\swidth="([\d.]+)pt" height="[^"]*"',       # `inline` reads pixels
                     lambda m: f' width="{4 / 3 * float(m[1]):.0f}"', part, count=1)
              for part in parts]
-    return ('<div style="display:flex;flex-wrap:wrap;gap:1.5em;'
-            'justify-content:center;align-items:end">'
-            + "".join(f"<div>{part}</div>" for part in parts) + "</div>")
+    return ('<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:end">'
+            + "".join(f'<div style="margin:0 auto">{part}</div>' for part in parts) + "</div>")
 
 # %% ../../nbs/workshop/plots.ipynb #a10c0031
 def weight_map(
