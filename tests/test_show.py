@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rvnnbook.core import simple_tree, steps_from_tree
 from rvnnbook.data.listops import composition_steps, unique_draws
-from rvnnbook.show.plots import COLORS, bar_chart, block_diagram, canvas, figure, line_chart, own_ids
+from rvnnbook.show.plots import COLORS, bar_chart, block_diagram, canvas, figure, line_chart, own_ids, side_by_side
 from rvnnbook.show.steppers import stepper
 from rvnnbook.show.trees import (
     bracket_string,
@@ -188,6 +188,17 @@ def test_figures_share_a_page():
     for body, own in zip(bodies, ids):
         used = [value[1:] for part in ET.fromstring(body).iter() for key, value in part.items() if key.endswith("href") and value[0] == "#"]
         assert used and set(used) <= set(own), "a reference lost its target"
+
+
+def test_drawings_side_by_side_keep_their_references_and_wrap():
+    body = ET.fromstring(figure(side_by_side(busy_plot(), busy_plot()), name="fig-a", alt="a", caption="c").body)
+    drawings = list(body.iter("{http://www.w3.org/2000/svg}svg"))
+    own = [{part.get("id") for part in drawing.iter() if part.get("id")} for drawing in drawings]
+    assert len(own) == 2 and own[0] and not own[0] & own[1]
+    for drawing, ids in zip(drawings, own):
+        assert {value[1:] for part in drawing.iter() for key, value in part.items() if key.endswith("href") and value[0] == "#"} <= ids
+        assert float(re.search(r"min-width:(\d+)px", drawing.get("style"))[1]) == round(.75 * float(drawing.get("width")))
+    assert "flex-wrap:wrap" in body[0].get("style")
 
 
 def test_ids_without_a_reader_go_and_foreign_links_stay():
