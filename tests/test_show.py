@@ -128,7 +128,7 @@ WRITTEN = {"left chain": (simple_tree("left", 12), ["x"] * 12), "balanced": (sim
            "ListOps": (composition_steps(LONG), LONG)}
 
 
-@pytest.mark.parametrize("text", ["", "9", "0.42"])
+@pytest.mark.parametrize("text", ["", "9", "0.42", "letters"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_no_edge_crosses_another_node(name, text):
     steps, tokens = WRITTEN[name]
