@@ -75,6 +75,11 @@
     return {centres, width: at + 8};
   }
 
+  function elbow(x, y, u, v) {    // an edge from a parent to its child, as rvnnbook.show.trees.elbow
+    const bend = Math.min(6, Math.abs(u - x), v - y), at = number => number.toFixed(1);
+    return `M${at(x)} ${at(y)}H${at(u - Math.sign(u - x) * bend)}Q${at(u)} ${at(y)} ${at(u)} ${at(y + bend)}V${at(v)}`;
+  }
+
   function treeMarks(words, centres, parents, deepest) {    // parents: [first, middle, last, round, class], children first
     const row = Math.max(10, Math.min(34, 240 / Math.max(deepest, 1))), base = 38 + row * deepest, marks = [];
     const places = new Map(words.map((_, i) => [`${i},${i}`, [centres[i], base]]));
@@ -83,7 +88,7 @@
       const x = (children[0][0] + children[1][0]) / 2, y = base - 14 - row * round;
       places.set(`${first},${last}`, [x, y]);
       if (!name) continue;
-      for (const child of children) marks.push(`<path class="edge ${name}" d="M${x.toFixed(1)} ${y.toFixed(1)}L${child[0].toFixed(1)} ${(child[1] - (child[1] === base ? 14 : 0)).toFixed(1)}"/>`);
+      for (const child of children) marks.push(`<path class="edge ${name}" d="${elbow(x, y, child[0], child[1] - (child[1] === base ? 14 : 0))}"/>`);
       marks.push(`<circle class="parent ${name}" cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="3.5"/>`);
     }
     words.forEach((word, i) => marks.push(`<text class="leaf" x="${centres[i].toFixed(1)}" y="${base + 5}">${escape(word)}</text>`));

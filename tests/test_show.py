@@ -1,4 +1,5 @@
 """Properties of the drawing rooms: any tree, any text."""
+import re
 import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rvnnbook.core import steps_from_tree
-from rvnnbook.show.plots import COLORS, bar_chart, block_diagram, canvas, figure, line_chart, own_ids
+from rvnnbook.core import simple_tree, steps_from_tree
+from rvnnbook.data.listops import composition_steps, unique_draws
+from rvnnbook.show.plots import COLORS, bar_chart, block_diagram, canvas, figure, line_chart, own_ids, side_by_side
 from rvnnbook.show.steppers import stepper
 from rvnnbook.show.trees import (
     bracket_string,
@@ -97,6 +99,51 @@ def test_what_is_no_tree_is_refused(steps):
         tree_spans(steps)
 
 
+def segments(path):
+    "The lines of a path from `elbow` or of straight lines; a rounded corner lies within the box of its three points."
+    points = [tuple(map(float, pair)) for pair in re.findall(r"([-\d.]+) ([-\d.]+)", re.sub(r"[HV][-\d.]+", "", path))]
+    if "H" not in path:
+        return list(pairwise(points))
+    start, corner, bend = points
+    return [(start, corner), (corner, bend), (bend, (corner[0], float(path.split("V")[1])))]
+
+
+def passes(line, box):
+    "Whether a segment has a point inside a box (Liang and Barsky)."
+    (x1, y1), (x2, y2) = line
+    left, top, right, bottom = box
+    low, high = 0.0, 1.0
+    for change, room_before, room_after in ((x2 - x1, left - x1, right - x1), (y2 - y1, top - y1, bottom - y1)):
+        if change == 0:
+            if not room_before < 0 < room_after:
+                return False
+        else:
+            enters, leaves = sorted((room_before / change, room_after / change))
+            low, high = max(low, enters), min(high, leaves)
+    return low < high
+
+
+LONG = next(e.tokens for e in unique_draws(2000, seed=0) if len(e.tokens) == 60)
+WRITTEN = {"left chain": (simple_tree("left", 12), ["x"] * 12), "balanced": (simple_tree("balanced", 32), ["x"] * 32),
+           "ListOps": (composition_steps(LONG), LONG)}
+
+
+@pytest.mark.parametrize("text", ["", "9", "0.42", "letters"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_no_edge_crosses_another_node(name, text):
+    steps, tokens = WRITTEN[name]
+    labels = {(first, last): text for first, _, last, _ in tree_spans(steps)} if text else {}
+    places, edges, _ = tree_layout(steps, tokens, row=30 if text else 16)
+    boxes = {}
+    for (first, last), (x, y) in places.items():
+        half, high = (4.5 * len(tokens[first]), 8) if first == last else (max(11, 4.5 * len(text) + 6), 11) if text else (3.5, 3.5)
+        boxes[first, last] = x - half, y - high, x + half, y + high
+    drawn = ET.fromstring(tree_drawing(steps, tokens, labels)).iter("{http://www.w3.org/2000/svg}path")
+    crossed = [(edge, node) for edge, path in zip(edges, drawn, strict=True) for node, box in boxes.items()
+               if node not in edge and any(passes(line, box) for line in segments(path.get("d")))]
+    assert not crossed, f"{len(crossed)} crossings, first {crossed[:3]}"
+
+
 def test_a_deep_tree_is_drawn():
     deep = list(range(3000, 0, -1)) + [0]
     assert tree_drawing(deep, range(3001)).count('class="parent"') == 3000
@@ -141,6 +188,17 @@ def test_figures_share_a_page():
     for body, own in zip(bodies, ids):
         used = [value[1:] for part in ET.fromstring(body).iter() for key, value in part.items() if key.endswith("href") and value[0] == "#"]
         assert used and set(used) <= set(own), "a reference lost its target"
+
+
+def test_drawings_side_by_side_keep_their_references_and_wrap():
+    body = ET.fromstring(figure(side_by_side(busy_plot(), busy_plot()), name="fig-a", alt="a", caption="c").body)
+    drawings = list(body.iter("{http://www.w3.org/2000/svg}svg"))
+    own = [{part.get("id") for part in drawing.iter() if part.get("id")} for drawing in drawings]
+    assert len(own) == 2 and own[0] and not own[0] & own[1]
+    for drawing, ids in zip(drawings, own):
+        assert {value[1:] for part in drawing.iter() for key, value in part.items() if key.endswith("href") and value[0] == "#"} <= ids
+        assert float(re.search(r"min-width:(\d+)px", drawing.get("style"))[1]) == round(.75 * float(drawing.get("width")))
+    assert "flex-wrap:wrap" in body[0].get("style")
 
 
 def test_ids_without_a_reader_go_and_foreign_links_stay():

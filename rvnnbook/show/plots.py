@@ -3,7 +3,8 @@
 # %% auto #0
 __all__ = ['COLORS', 'LOOKS', 'SAME_MODEL', 'canvas', 'model_look', 'separate_heights', 'label_ends', 'svg_from_matplotlib',
            'own_ids', 'inline', 'Figure', 'check_words', 'figure', 'line_chart', 'bar_chart', 'stacked_chart',
-           'box_size', 'arrow_ends', 'block_diagram', 'draw_arrow', 'soft_trees_chart', 'markdown_table']
+           'box_size', 'arrow_ends', 'block_diagram', 'draw_arrow', 'soft_trees_chart', 'side_by_side', 'weight_map',
+           'markdown_table']
 
 # %% ../../nbs/workshop/plots.ipynb #3646747f
 import html
@@ -370,6 +371,44 @@ def soft_trees_chart(
         ax.spines[["left", "bottom"]].set_visible(False)
         ax.tick_params(length=0)
     axes[0][0].set(ylabel="round")
+    return fig
+
+# %% ../../nbs/workshop/plots.ipynb #a10c0033
+def side_by_side(
+    *drawings,  # matplotlib figures or SVG
+) -> str:       # HTML, for `figure`
+    "Drawings beside each other, or one below the other where the screen is narrow."
+    parts = [drawing if isinstance(drawing, str) else svg_from_matplotlib(drawing, f"part-{i}")
+             for i, drawing in enumerate(drawings)]
+    parts = [re.sub(r'\swidth="([\d.]+)pt" height="[^"]*"',       # `inline` reads pixels
+                    lambda m: f' width="{4 / 3 * float(m[1]):.0f}"', part, count=1)
+             for part in parts]
+    return ('<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:end">'
+            + "".join(f'<div style="margin:0 auto">{part}</div>' for part in parts) + "</div>")
+
+# %% ../../nbs/workshop/plots.ipynb #a10c0031
+def weight_map(
+    table,                     # weights, (rows, columns)
+    columns: Sequence,         # texts below the columns
+    rows: Sequence | None = None,   # texts beside the rows; None: those of the columns
+    digits: int = 0,           # decimals of the numbers in the cells; 0: none
+    **axes,                    # arguments of `ax.set`: title, xlabel, ...
+):                             # a matplotlib figure
+    "A table of weights as colors: shades for shares in [0, 1], two colors for signed weights."
+    rows, signed = columns if rows is None else rows, float(table.min()) < 0
+    most = float(abs(table).max()) if signed else 1.
+    fig, ax = canvas(width=.24 * len(columns) * (1 + digits / 4) + 1.2, height=.24 * len(rows) + 1)
+    shown = ax.imshow(table, cmap="RdBu" if signed else "Blues", vmin=-most if signed else 0,
+                      vmax=most, aspect="auto" if digits else "equal")
+    for i, j in ((i, j) for i in range(len(rows)) for j in range(len(columns)) if digits):
+        weight = float(table[i][j])
+        ax.text(j, i, f"{weight:.{digits}f}".replace("0.", "."), ha="center", va="center",
+                fontsize=10, color="white" if abs(weight) > .6 * most else "#1a1a1a")
+    ax.set_xticks(range(len(columns)), columns, fontsize=10,
+                  rotation=90 * (not digits and max(map(len, columns)) > 1))
+    ax.set_yticks(range(len(rows)), rows, fontsize=10)
+    if not digits: fig.colorbar(shown, ax=ax, shrink=.8)
+    ax.set(**axes)
     return fig
 
 # %% ../../nbs/workshop/plots.ipynb #a10c0021
