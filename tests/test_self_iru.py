@@ -231,19 +231,6 @@ def test_pieces(options, cuts):
 
 
 @some
-def test_steps(options):
-    torch.manual_seed(0)
-    encoder, x, state = SelfIRU(4, **options).double(), draw(3, 6, 4), None
-    whole = encoder(x, torch.ones(3, 6, dtype=torch.bool))
-    for t in range(6):
-        h, state = encoder.step(x[:, t], state)
-        assert h.shape == (3, 4)
-        assert_close(h, whole.states[:, t], rtol=0, atol=1e-13)
-    assert_close(h, whole.root, rtol=0, atol=1e-13)
-    assert encoder.step(x[:, 0])[0].equal(encoder.step(x[:, 0], None)[0])
-
-
-@some
 @pytest.mark.parametrize("directions", [1, 2])
 def test_padding_and_batch_mates(options, directions):
     torch.manual_seed(0)
@@ -267,8 +254,6 @@ def test_two_directions(options):
     assert_close(out.states, torch.cat([there, again], -1), rtol=0, atol=1e-12)
     assert_close(out.root, torch.cat([there[:, -1], again[:, 0]], -1), rtol=0, atol=1e-12)
     assert_close(out.trace["gates"], torch.stack([forth.gates(enter(x)), back.gates(enter_back(x))], -2))
-    with pytest.raises(ValueError, match="step needs directions=1"):
-        encoder.step(x[:, 0])
 
 
 def test_depth_gates():
@@ -348,11 +333,10 @@ def test_networks_it_contains():
     window = torch.stack([F.pad(x, (0, 0, 2 - late, 0))[:, :8] for late in range(3)], -1)              # x_(t-2), x_(t-1), x_t
     parts = (torch.einsum("btik, oik -> bto", window, part.weight) + part.bias for part in unit.bases[0].parts)
     assert_close(unit(x)[0] - x, one_layer(x, *parts), rtol=0, atol=1e-13)
-    deep = SelfIRU(4, depth=2, base=Convolution, share="node").double()
-    state = None
-    for t in range(8):
-        h, state = deep.step(x[:, t], state)
-    assert_close(h, deep(x, torch.ones(2, 8, dtype=torch.bool)).root, rtol=0, atol=1e-13)
+    deep, state = unit_of(4, depth=2, base=Convolution, share="node"), None
+    for piece in x.split(1, 1):
+        h, state = deep(piece, state)
+    assert_close(h[:, 0], deep(x)[0][:, -1], rtol=0, atol=1e-13)
 
 
 @many

@@ -219,17 +219,6 @@ class SelfIRU(Encoder):
         kept = {"states": states, "gates": depth_gates(self.readers, x)} if trace else None
         return EncoderOutput(read_to_the_end(states, mask, self.directions), states, trace=kept)
 
-    def step(self, x: Tensor, state: Sequence | None = None) -> tuple[Tensor, list]:
-        """One token more, for a decoder.
-
-        `x`: one token of each sentence, (B, D); `state`: what the last step returned; None: begin.
-        Returns: its state, (B, D); what to give the next.
-        """
-        if self.directions == 2:
-            raise ValueError("step needs directions=1, not a direction from right to left")
-        h, kept = self.readers[0](x[:, None], state)
-        return h[:, 0], kept
-
 # %% ../../nbs/implementations/self_iru.ipynb #3c9d390c
 class PositionwiseIRU(IRU):
     "The variant without memory, for each position separately (self_iru App. A.1)."
