@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, _by_level, depth_gates,
-                                        _level_gates, _make_bases, _make_readers, self_iru_scans)
+                                        _level_gates, self_iru_scans)
 from rvnnbook.lab.subjects import self_iru_literal
 from rvnnbook.registry import create_encoder
 
@@ -358,14 +358,14 @@ def test_parameters_and_defaults():
     for depth, (share, layers) in product(range(4), (("depth", lambda d: d + 1), ("node", lambda d: 2 ** (d + 1) - 1))):
         found = sum(p.numel() for p in IRU(5, depth, share=share).parameters())
         assert found == layers(depth) * layer + (2 ** (depth + 1) - 2) * 6
-        assert [count_of(base) for base in _make_bases(5, depth, "lstm", share)] == (
+        assert [count_of(base) for base in IRU(5, depth, "lstm", share).bases] == (
             [1] * (depth + 1) if share == "depth" else [2 ** (depth - level) for level in range(depth + 1)])
     encoder = create_encoder("self_iru", dim=5)
     unit, = encoder.readers
     assert encoder.directions == 1 and [type(base) for base in unit.bases] == [LinearBase] * 2 and unit.bases[0].nodes == 1
     for base, kind in BASES.items():
-        assert {type(part) for part in _make_bases(3, 1, base, "node")} == {kind}
-    assert [type(reader) for reader in _make_readers(4, 2, IRU)] == [nn.Sequential] * 2
+        assert {type(part) for part in IRU(3, 1, base, "node").bases} == {kind}
+    assert [type(reader) for reader in SelfIRU(4, directions=2).readers] == [nn.Sequential] * 2
 
 
 @pytest.mark.parametrize("options, said", [

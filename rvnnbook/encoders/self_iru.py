@@ -100,22 +100,6 @@ class LSTMBase(nn.Module):
 
 BASES = {"linear": LinearBase, "lstm": LSTMBase}
 
-# %% ../../nbs/implementations/self_iru.ipynb #a12d173e
-def _make_bases(dim: int, depth: int, base: str | Callable, share: str) -> nn.ModuleList:
-    """The base transformations of a tree.
-
-    `dim`: D; `depth`: L; `base`: one of BASES, or make(dim, nodes) -> a module like those;
-    `share`: "depth": F for each level; "node": for each node. Returns: by level, leaves first.
-    """
-    if type(depth) is not int or depth < 0:
-        raise ValueError(f"depth must be a whole number from 0, got {depth!r}")
-    check_choice("share", share, ("depth", "node"))
-    if not callable(base):
-        check_choice("base", base, BASES)
-    make = base if callable(base) else BASES[base]
-    return nn.ModuleList([make(dim, 1 if share == "depth" else 2 ** (depth - level))
-                          for level in range(depth + 1)])
-
 # %% ../../nbs/implementations/self_iru.ipynb #9cda622a
 class IRU(nn.Module):
     "A self-instantiated recurrent unit, called like an LSTM (self_iru section 2)."
@@ -127,7 +111,14 @@ class IRU(nn.Module):
         share: str = "depth",          # F shared by all nodes of a "depth", or by no other "node"
     ):
         super().__init__()
-        self.bases = _make_bases(dim, depth, base, share)
+        if type(depth) is not int or depth < 0:
+            raise ValueError(f"depth must be a whole number from 0, got {depth!r}")
+        check_choice("share", share, ("depth", "node"))
+        if not callable(base):
+            check_choice("base", base, BASES)
+        make = base if callable(base) else BASES[base]
+        self.bases = nn.ModuleList([make(dim, 1 if share == "depth" else 2 ** (depth - level))
+                                    for level in range(depth + 1)])    # leaves first
         self.extent = nn.Linear(dim, 2 ** (depth + 1) - 2) if depth else None
 
     def gates(self, x: Tensor) -> Tensor:
@@ -145,24 +136,9 @@ class IRU(nn.Module):
         h, memories = self_iru_scans(x, [flat for flat, _ in found], self.gates(x), memories)
         return h, [(kept, c) for (_, kept), c in zip(found, memories)]
 
-# %% ../../nbs/implementations/self_iru.ipynb #2b31ce03
-def _make_readers(dim: int, directions: int, make: Callable) -> nn.ModuleList:
-    """A unit for each direction.
-
-    `dim`: D; `directions`: 1, or 2; `make`: make(width) -> a unit. Returns: one unit of width D; or
-    two of width D / 2, each behind a map.
-    """
-    if directions not in (1, 2) or dim % directions:
-        raise ValueError("directions must be 1, or 2 if dim is even, "
-                         f"got directions={directions}, dim={dim}")
-    if directions == 1:
-        return nn.ModuleList([make(dim)])
-    width = dim // 2
-    return nn.ModuleList([nn.Sequential(nn.Linear(dim, width), make(width)) for _ in range(2)])
-
 # %% ../../nbs/implementations/self_iru.ipynb #0b7c8ad8
 def depth_gates(
-    readers: nn.ModuleList,      # what _make_readers gave
+    readers: nn.ModuleList,      # of a SelfIRU
     x: Tensor,                   # (..., D)
 ) -> Tensor:                     # (..., directions, 2^(L+1) - 2) in [0, 1]
     "The soft depth gates of each direction (self_iru section 2.2)."
@@ -184,8 +160,14 @@ class SelfIRU(Encoder):
         directions: int = 1,           # 1: left to right; 2: both, each of width D / 2
     ):
         super().__init__()
-        self.dim, self.directions = dim, directions
-        self.readers = _make_readers(dim, directions, lambda width: IRU(width, depth, base, share))
+        if directions not in (1, 2) or dim % directions:
+            raise ValueError("directions must be 1, or 2 if dim is even, "
+                             f"got directions={directions}, dim={dim}")
+        self.dim, self.directions, width = dim, directions, dim // directions
+        options = depth, base, share
+        self.readers = nn.ModuleList(
+            [IRU(dim, *options)] if directions == 1 else
+            [nn.Sequential(nn.Linear(dim, width), IRU(width, *options)) for _ in range(2)])
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         states = read_layer(self.readers, x := check_batch(x, mask, self.dim), mask)
