@@ -319,8 +319,8 @@ def build(model: str, config: dict, case: str = "") -> nn.Module:
     if model == "ndr":
         return build_ndr(config)
     if model == "mega":
-        return MEGA(config["hidden_size"], config["num_encoder_layers"], config["hidden_dim"], config["z_dim"], config["ffn_hidden_dim"],
-                    config["n_dim"], config["max_positions"], "pre" if config["normalize_before"] else "post")
+        return MEGA(config["hidden_size"], config["num_encoder_layers"], config["z_dim"], config["n_dim"], config["max_positions"],
+                    "pre" if config["normalize_before"] else "post")
     if model == "s4d_stack":
         return S4DStack(config["hidden_size"], config["layers"], config["d_state"], norm_place(config["norm"], config["prenorm"]), lag=1)
     if model == "s4d_layer":

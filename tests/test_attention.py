@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from rvnnbook.layers.attention import (NearestMatch, geometric_attention, geometric_literal, geometric_window, outward_order, seen_keys,
-                                       sums_before, windows)
+from rvnnbook.lab.subjects import geometric_window, windows
+from rvnnbook.layers.attention import NearestMatch, geometric_attention, geometric_literal, outward_order, seen_keys, sums_before
 from rvnnbook.layers.neighbors import neighbor_weights
 
 many = settings(deadline=None, max_examples=60)

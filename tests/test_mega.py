@@ -19,7 +19,7 @@ seeds = st.integers(0, 10**6)
 
 def make(layers=2, seed=0, dim=3, **options):
     torch.manual_seed(seed)
-    options = {"hidden": 5, "key_dim": 4, "ffn_hidden": 6, "memories": 2, "reach": 4} | options
+    options = {"key_dim": 4, "memories": 2, "reach": 4} | options
     return shake(MEGA(dim, layers, **options).double().eval(), seed)
 
 
@@ -87,7 +87,7 @@ def test_every_sentence_is_read_as_the_equations_say(lengths, place, layers, rea
 
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_slopes_against_differences(place):
-    encoder, (x, mask) = make(1, dim=2, hidden=2, key_dim=2, ffn_hidden=2, memories=1, reach=2, norm=place), batch([3, 1], 2)
+    encoder, (x, mask) = make(1, dim=2, key_dim=2, memories=1, reach=2, norm=place), batch([3, 1], 2)
     x = x.nan_to_num(0.0).requires_grad_()
     assert torch.autograd.gradcheck(lambda t: encoder(t, mask).root, x)
     names, values = zip(*((name, p.detach().clone().requires_grad_()) for name, p in encoder.named_parameters()))
@@ -144,7 +144,7 @@ def test_head_is_attention(length, seed):
 def test_gate():
     "Shut, it copies; what is written otherwise does not depend on the state but through averages and values."
     torch.manual_seed(0)
-    layer, (x, mask) = shake(MegaLayer(3, 5, 4, 6, 2, 4, "post", 0.).double()), batch([5, 2])
+    layer, (x, mask) = shake(MegaLayer(3, 4, 2, 4, "post", 0.).double()), batch([5, 2])
     x = x.nan_to_num(0.0)
     with torch.no_grad():
         layer.mx.weight[:3], layer.mx.bias[:3] = 0, -200.

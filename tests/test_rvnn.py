@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rvnnbook.core import simple_tree, tree_from_steps
 from rvnnbook.encoders.rvnn import RvNN
-from rvnnbook.layers.cells import GRC, TreeLSTMCell, grc_flops
+from rvnnbook.layers.cells import GRC, TreeLSTMCell
 from rvnnbook.layers.given_trees import compose_by_height, compose_tree, number_nodes
 from rvnnbook.reference.rvnn import existence_round
 from tests.test_core import boxed, leaves_of, played, random_steps
@@ -158,7 +158,6 @@ def test_tree_lstm_by_hand():
 
 def test_sizes():
     assert (GRC(4).w1.out_features, GRC(4, 7).w1.out_features, GRC(4).state_dim, TreeLSTMCell(4).state_dim) == (16, 7, 4, 8)
-    assert grc_flops(3, 5) == 2 * (5 * 6 + 12 * 5)
     with pytest.raises(ValueError, match="'tanh'; known: gelu, gelu_tanh, relu"):
         GRC(4, activation="tanh")
     with pytest.raises(ValueError, match="'gru'; known: grc, lstm"):

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, _by_level, depth_gates,
-                                        _level_gates, _make_bases, _make_readers, self_iru_literal, self_iru_scans)
+                                        _level_gates, self_iru_scans)
+from rvnnbook.lab.subjects import self_iru_literal
 from rvnnbook.registry import create_encoder
 
 many = settings(deadline=None, max_examples=25)
@@ -231,19 +232,6 @@ def test_pieces(options, cuts):
 
 
 @some
-def test_steps(options):
-    torch.manual_seed(0)
-    encoder, x, state = SelfIRU(4, **options).double(), draw(3, 6, 4), None
-    whole = encoder(x, torch.ones(3, 6, dtype=torch.bool))
-    for t in range(6):
-        h, state = encoder.step(x[:, t], state)
-        assert h.shape == (3, 4)
-        assert_close(h, whole.states[:, t], rtol=0, atol=1e-13)
-    assert_close(h, whole.root, rtol=0, atol=1e-13)
-    assert encoder.step(x[:, 0])[0].equal(encoder.step(x[:, 0], None)[0])
-
-
-@some
 @pytest.mark.parametrize("directions", [1, 2])
 def test_padding_and_batch_mates(options, directions):
     torch.manual_seed(0)
@@ -267,8 +255,6 @@ def test_two_directions(options):
     assert_close(out.states, torch.cat([there, again], -1), rtol=0, atol=1e-12)
     assert_close(out.root, torch.cat([there[:, -1], again[:, 0]], -1), rtol=0, atol=1e-12)
     assert_close(out.trace["gates"], torch.stack([forth.gates(enter(x)), back.gates(enter_back(x))], -2))
-    with pytest.raises(ValueError, match="step needs directions=1"):
-        encoder.step(x[:, 0])
 
 
 def test_depth_gates():
@@ -348,11 +334,10 @@ def test_networks_it_contains():
     window = torch.stack([F.pad(x, (0, 0, 2 - late, 0))[:, :8] for late in range(3)], -1)              # x_(t-2), x_(t-1), x_t
     parts = (torch.einsum("btik, oik -> bto", window, part.weight) + part.bias for part in unit.bases[0].parts)
     assert_close(unit(x)[0] - x, one_layer(x, *parts), rtol=0, atol=1e-13)
-    deep = SelfIRU(4, depth=2, base=Convolution, share="node").double()
-    state = None
-    for t in range(8):
-        h, state = deep.step(x[:, t], state)
-    assert_close(h, deep(x, torch.ones(2, 8, dtype=torch.bool)).root, rtol=0, atol=1e-13)
+    deep, state = unit_of(4, depth=2, base=Convolution, share="node"), None
+    for piece in x.split(1, 1):
+        h, state = deep(piece, state)
+    assert_close(h[:, 0], deep(x)[0][:, -1], rtol=0, atol=1e-13)
 
 
 @many
@@ -373,14 +358,14 @@ def test_parameters_and_defaults():
     for depth, (share, layers) in product(range(4), (("depth", lambda d: d + 1), ("node", lambda d: 2 ** (d + 1) - 1))):
         found = sum(p.numel() for p in IRU(5, depth, share=share).parameters())
         assert found == layers(depth) * layer + (2 ** (depth + 1) - 2) * 6
-        assert [count_of(base) for base in _make_bases(5, depth, "lstm", share)] == (
+        assert [count_of(base) for base in IRU(5, depth, "lstm", share).bases] == (
             [1] * (depth + 1) if share == "depth" else [2 ** (depth - level) for level in range(depth + 1)])
     encoder = create_encoder("self_iru", dim=5)
     unit, = encoder.readers
     assert encoder.directions == 1 and [type(base) for base in unit.bases] == [LinearBase] * 2 and unit.bases[0].nodes == 1
     for base, kind in BASES.items():
-        assert {type(part) for part in _make_bases(3, 1, base, "node")} == {kind}
-    assert [type(reader) for reader in _make_readers(4, 2, IRU)] == [nn.Sequential] * 2
+        assert {type(part) for part in IRU(3, 1, base, "node").bases} == {kind}
+    assert [type(reader) for reader in SelfIRU(4, directions=2).readers] == [nn.Sequential] * 2
 
 
 @pytest.mark.parametrize("options, said", [

@@ -74,15 +74,14 @@ class MegaLayer(nn.Module):
     def __init__(
         self,
         dim: int,                  # D, width of a state
-        hidden: int,               # E, width of values
         key_dim: int,              # Z, width of queries and keys
-        ffn_hidden: int,           # width inside the position-wise network
         memories: int,             # n, averages of a channel in each direction
         reach: int,                # M, distances from M - 1 on share a bias
         norm: str,                 # "pre" or "post"
         dropout: float,            # dropout of candidates and of the network, in [0, 1)
     ):
         super().__init__()
+        hidden = 2 * dim           # E, width of values and inside the position-wise network
         self.parts, self.place = [dim, key_dim, hidden, dim], norm
         self.dropout = nn.Dropout(dropout)
         self.ema, self.v = MovingAverage(dim, memories), nn.Linear(dim, hidden)
@@ -90,7 +89,7 @@ class MegaLayer(nn.Module):
         self.qk_scale = nn.Parameter(.02 * torch.randn(2, key_dim))
         self.qk_shift = nn.Parameter(torch.zeros(2, key_dim))
         self.rel_pos_bias = nn.Parameter(.02 * torch.randn(2 * reach - 1))
-        self.ffn = nn.ModuleList([nn.Linear(dim, ffn_hidden), nn.Linear(ffn_hidden, dim)])
+        self.ffn = nn.ModuleList([nn.Linear(dim, hidden), nn.Linear(hidden, dim)])
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,9 +124,7 @@ class MEGA(Encoder):
         self,
         dim: int,                          # D, width of token vectors and of the root
         layers: int = 6,                   # number of layers, >= 1
-        hidden: int | None = None,         # E, width of values; 2 D if not given
         key_dim: int = 64,                 # Z, width of queries and keys
-        ffn_hidden: int | None = None,     # width inside the networks; 2 D if not given
         memories: int = 16,                # n, averages of a channel in each direction
         reach: int = 1024,                 # M, distances from M - 1 on share a bias
         norm: str = "post",                # placement of layer norms, "pre" or "post"
@@ -140,8 +137,7 @@ class MEGA(Encoder):
                              f"reach={reach} must be at least 1")
         self.dim = dim
         self.layer = nn.ModuleList(
-            MegaLayer(dim, hidden or 2 * dim, key_dim, ffn_hidden or 2 * dim, memories, reach,
-                      norm, dropout) for _ in range(layers))
+            MegaLayer(dim, key_dim, memories, reach, norm, dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:

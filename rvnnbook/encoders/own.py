@@ -62,10 +62,14 @@ def check_promises(
     steps = trees[:1].expand(4, 7)
     with torch.random.fork_rng(devices=[]):
         x.requires_grad_()
-        root = _encoded(twin, x, whole, steps).root
+        try:
+            root = twin(x, whole, trees=steps).root
+        except (TypeError, RuntimeError, IndexError) as error:
+            raise ValueError(f"{encoder.name}: forward(x, mask) raised {type(error).__name__}: "
+                             f"{str(error).splitlines()[0]}") from None
         allowed = TOLERANCE * max(1e-3, float(root.detach().abs().max()))
         gaps = {"two evaluations of the same batch in eval mode":
-                lambda: float((_encoded(twin, x, whole, steps).root - root).abs().max()),
+                lambda: float((twin(x, whole, trees=steps).root - root).abs().max()),
                 "a batch with three columns of padding and the same batch without":
                 lambda: padding_gap(twin, x, whole, steps),
                 "a sentence in a batch and the same sentence alone":
@@ -82,13 +86,6 @@ def check_promises(
         if grad is None or not bool(grad.isfinite().all() and grad.any()):
             raise ValueError(f"{encoder.name}: roots have no finite gradient with respect to x")
     return encoder
-
-def _encoded(encoder, x, mask, trees):
-    try:
-        return encoder(x, mask, trees=trees)
-    except (TypeError, RuntimeError, IndexError) as error:
-        raise ValueError(f"{encoder.name}: forward(x, mask) raised {type(error).__name__}: "
-                         f"{str(error).splitlines()[0]}") from None
 
 # %% ../../nbs/own_model.ipynb #ea79c51e
 def load_own(

@@ -4,14 +4,15 @@
 __all__ = ['literal_attention', 'library_attention', 'scan_products', 'SCANS', 'IRUS', 'COMPILED', 'SUBJECTS', 'LITERAL',
            'spread', 'problem', 'make_crvnn', 'crvnn_literal', 'literal_crvnn', 'library_crvnn', 'take_step',
            'next_states', 'literal_steps', 'literal_search', 'literal_beam', 'library_beam', 'replayed', 'beam_step',
-           'one_step', 'LiteralBeamTree', 'tables_kept', 'AttentionLayer', 'attend_by_form', 'matrix_products',
-           'crvnn_products', 'beam_products', 'GatedMemory', 'scanned', 'linear_products', 'TreeOfGates', 'iru_loop',
-           'iru_steps', 'attention_products', 'make_beam', 'Subject', 'partner', 'usual_forms', 'literal_chunks',
-           'literal_nested', 'literal_rir', 'Written', 'known_entrants', 'make_entrant']
+           'one_step', 'LiteralBeamTree', 'windows', 'geometric_window', 'tables_kept', 'AttentionLayer',
+           'attend_by_form', 'matrix_products', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned',
+           'linear_products', 'self_iru_literal', 'TreeOfGates', 'iru_loop', 'iru_steps', 'attention_products',
+           'make_beam', 'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir',
+           'Written', 'known_entrants', 'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -24,11 +25,11 @@ from ..encoders.beam_tree import BeamTree
 from ..encoders.crvnn import CRvNN, PositionIndex, halt_penalty
 from ..encoders.efficient_beam import EfficientBeam
 from ..encoders.rir_beam import RIRBeam, search_levels
-from ..encoders.self_iru import IRU, self_iru_literal
-from ..layers.attention import geometric_attention, geometric_window
+from ..encoders.self_iru import IRU
+from ..layers.attention import LOG2_E, geometric_attention, seen_keys
 from ..layers.masking import add_boundary_tokens
 from ..layers.neighbors import neighbor_weights, retrieve
-from ..layers.scan import linear_scan, scan_steps
+from ..layers.scan import linear_scan
 from ..layers.topk import choice_matrix, gumbel_noise, one_soft
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, encode_with_search, hash_pair, initial_scores,
@@ -245,6 +246,31 @@ class LiteralBeamTree(BeamTree):
         "Roots (B, K, D), scores (B, K) and every step of a search that composes all pairs."
         return search_states(leaves, mask.sum(1), self.beam, one_step(self, generator))
 
+# %% ../../nbs/workshop/subjects.ipynb #e4cc532d
+@lru_cache(maxsize=16)
+def windows(
+    length: int,                           # N
+    device: torch.device | str = "cpu",    # where the tables are kept
+) -> tuple[Tensor, Tensor]:                # first and stop of S_ij (and i), (N, N) int64 each
+    "Positions visited before j, as a contiguous window that contains the query."
+    with torch.inference_mode(False):
+        query = torch.arange(length, device=device)[:, None]
+        key = query.T
+        mirror = 2 * query - key           # as far from the query, on its other side
+        first = torch.where(key > query, mirror + 1, key + 1).clamp(0, length)
+        stop = torch.where(key > query, key, mirror + 1).clamp(0, length)
+        return first, stop
+
+def geometric_window(
+    logits: Tensor,                        # s, (..., N, N), finite
+) -> Tensor:                               # A, (..., N, N)
+    "Geometric attention from differences of one running sum a row (design_space Eq. 6)."
+    first, stop = (end.expand(logits.shape) for end in windows(logits.shape[-1], logits.device))
+    own = ~seen_keys(logits.shape[-1], device=logits.device)
+    sums = F.pad(F.logsigmoid(-logits).masked_fill(own, 0).cumsum(-1), (1, 0))
+    passed = sums.gather(-1, stop) - sums.gather(-1, first)
+    return torch.exp2((F.logsigmoid(logits) + passed) * LOG2_E).masked_fill(own, 0)
+
 # %% ../../nbs/workshop/subjects.ipynb #a9a327f3
 def tables_kept(weigh: Callable, logits: Tensor) -> float:     # logits (..., N, N) -> weights
     "What computing weights keeps for the backward pass, in tables, the logits themselves included."
@@ -335,10 +361,12 @@ class GatedMemory(nn.Module):
         b = (1 - f) * new.tanh()
         slices = {"unbound": lambda: zip(f.unbind(1), b.unbind(1)),
                   "indexed": lambda: ((f[:, t], b[:, t]) for t in range(f.shape[1]))}
-        c0 = torch.zeros_like(b[:, 0])
-        if self.form in slices:
-            return scan_steps(slices[self.form](), c0)[:, -1]
-        return linear_scan(f, b, c0, self.form)[:, -1]
+        states = [torch.zeros_like(b[:, 0])]
+        if self.form not in slices:
+            return linear_scan(f, b, states[0], self.form)[:, -1]
+        for f_t, b_t in slices[self.form]():
+            states.append(f_t * states[-1] + b_t)
+        return torch.stack(states[1:], 1)[:, -1]
 
 # %% ../../nbs/workshop/subjects.ipynb #613d232f
 def scanned(encoder: nn.Module, x: Tensor, mask: Tensor) -> tuple:   # root, no loss, steps (B,)
@@ -356,6 +384,32 @@ def linear_products(
 scan_products = partial(linear_products, ways=2)
 SCANS = {"literal": {}, "literal, indexed": {"form": "indexed"}, "library": {"form": "loop"},
          "library, blocks": {"form": "blocks"}, "products": {}}
+
+# %% ../../nbs/workshop/subjects.ipynb #c2e4be58
+def self_iru_literal(
+    x: Tensor,                   # x_t, (B, T, D)
+    flats: Sequence[tuple],      # F by level, leaves first
+    gates: Tensor,               # alpha, beta to nodes 2, 3, ..., (B, T, 2^(L+1) - 2) in [0, 1]
+) -> Tensor:                     # h_t of the top node, (B, T, D)
+    "The whole tree, token by token and node by node (self_iru section 2)."
+    nodes = range(1, 2 ** len(flats))                                # as in a heap, top first
+    flat = [list(zip(*(part[:, :, place % part.shape[2]].unbind(1) for part in level)))
+            for row, level in enumerate(reversed(flats)) for place in range(2 ** row)]
+    opened = dict(enumerate((gate.unbind(1) for gate in gates[..., None].unbind(2)), 2))
+    c, states = dict.fromkeys(nodes, torch.zeros_like(x[:, 0])), []
+    for t, x_t in enumerate(x.unbind(1)):
+        h = {}
+        for node in reversed(nodes):                                 # children before parents
+            f, o, z = flat[node - 1][t]
+            if 2 * node in nodes:
+                alpha, beta = opened[2 * node][t], opened[2 * node + 1][t]
+                f = alpha * h[2 * node] + (1 - alpha) * f
+                o = beta * h[2 * node + 1] + (1 - beta) * o
+            f, o = f.sigmoid(), o.sigmoid()
+            c[node] = f * c[node] + (1 - f) * z.tanh()
+            h[node] = o * c[node] + x_t
+        states.append(h[1])
+    return torch.stack(states, 1)
 
 # %% ../../nbs/workshop/subjects.ipynb #380f977e
 class TreeOfGates(nn.Module):

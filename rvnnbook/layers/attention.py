@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['LOG2_E', 'geometric_literal', 'outward_order', 'sums_before', 'NearestMatch', 'seen_keys', 'scale_by_existence',
-           'geometric_attention', 'windows', 'geometric_window']
+           'geometric_attention']
 
 # %% ../../nbs/attention.ipynb #0f29e177
 import math
@@ -125,28 +125,3 @@ def geometric_attention(
     if normalize:
         attention = attention / attention.sum(-1, keepdim=True).clamp(min=1e-12)
     return attention
-
-# %% ../../nbs/attention.ipynb #e4cc532d
-@lru_cache(maxsize=16)
-def windows(
-    length: int,                           # N
-    device: torch.device | str = "cpu",    # where the tables are kept
-) -> tuple[Tensor, Tensor]:                # first and stop of S_ij (and i), (N, N) int64 each
-    "Positions visited before j, as a contiguous window that contains the query."
-    with torch.inference_mode(False):
-        query = torch.arange(length, device=device)[:, None]
-        key = query.T
-        mirror = 2 * query - key           # as far from the query, on its other side
-        first = torch.where(key > query, mirror + 1, key + 1).clamp(0, length)
-        stop = torch.where(key > query, key, mirror + 1).clamp(0, length)
-        return first, stop
-
-def geometric_window(
-    logits: Tensor,                        # s, (..., N, N), finite
-) -> Tensor:                               # A, (..., N, N)
-    "Geometric attention from differences of one running sum a row (design_space Eq. 6)."
-    first, stop = (end.expand(logits.shape) for end in windows(logits.shape[-1], logits.device))
-    own = ~seen_keys(logits.shape[-1], device=logits.device)
-    sums = F.pad(F.logsigmoid(-logits).masked_fill(own, 0).cumsum(-1), (1, 0))
-    passed = sums.gather(-1, stop) - sums.gather(-1, first)
-    return torch.exp2((F.logsigmoid(logits) + passed) * LOG2_E).masked_fill(own, 0)
