@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap
 from rvnnbook.encoders.ndr import NDR, READOUTS
-from rvnnbook.encoders.ndr_halt import HaltingNDR, _halt_act, _halt_by_existence, remaining_existence
+from rvnnbook.encoders.ndr_halt import HaltingNDR, _halt_act, _halt_by_existence, _halt_sure, _halt_taken, remaining_existence
 from rvnnbook.layers.attention import geometric_attention, geometric_literal, scale_by_existence
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, slopes
@@ -283,15 +283,32 @@ def test_only_the_first_heads_take():
     attention[0, :, 1, 0] = torch.tensor([0.1, 0.2, 0.3])
     one, keeps = torch.ones(1, 2, 1, dtype=torch.float64), torch.tensor([[False, True]])
     for takers, left in ((0, 1.0), (1, 0.9), (2, 0.72), (3, 0.504), (None, 0.504)):
-        step = lambda states, exists, rows: (states, one, attention)
+        step = lambda states, exists, rows, stays: (states, one, attention)
         _, exists, used = _halt_by_existence(step, one, one[..., 0], keeps, 1, 0.01, takers)
         assert float(exists[0, 0]) == pytest.approx(left) and used.tolist() == [1]
+
+
+@pytest.mark.parametrize("rule", ["taken", "act"])
+def test_sentences_that_leave_later_have_the_same_results(rule):
+    torch.manual_seed(3)
+    encoder = HaltingNDR(8, layers=7, heads=2, rule=rule, halt_bias=-0.5, threshold=0.3).double().eval()
+    x, there = torch.randn(4, 6, 8, dtype=torch.float64), torch.arange(6) < torch.tensor([[6], [3], [2], [5]])
+    step, loop = encoder.make_step(there, None), {"taken": _halt_taken, "act": _halt_sure}[rule]
+    if rule == "taken":                                    # open gates take quickly
+        encoder.ffn_gate[-1].bias.data.fill_(3.0)
+    found = [loop(encoder, step, x, there, 7, history, every) for every in (1, 2, 3, 7) for history in ([],)]
+    layers = found[0][2]["layers"].tolist()
+    assert len(set(layers)) > 1 and min(layers) < 7, layers
+    for states, penalty, traced in found[1:]:
+        assert_close(states, found[0][0])
+        assert_close(penalty, found[0][1])
+        assert traced["layers"].tolist() == layers
 
 
 def test_a_sentence_stops_at_the_threshold_and_not_before():
     half = torch.zeros(1, 1, 2, 2)
     half[0, 0, 1, 0] = 0.5
-    step = lambda states, exists, rows: (states, torch.ones(1, 2, 1), half)
+    step = lambda states, exists, rows, stays: (states, torch.ones(1, 2, 1), half)
     for threshold, layers in ((0.5, 1), (0.49, 2), (0.125, 3), (0.0, 7)):
         ends = torch.tensor([[False, True]])
         assert _halt_by_existence(step, torch.ones(1, 2, 1), torch.ones(1, 2), ends, 7, threshold)[2].tolist() == [layers]
