@@ -216,7 +216,6 @@ def take_turns(
             yield {f"{case}, {name}": row for name, row in summarize(taken, counts).items()}
         failed = failed if every else {}       # an encoder is not measured on longer ranges
 
-# %% ../../nbs/workshop/bench.ipynb #b6e29f10
 def bench(
     subject: str, run: SimpleNamespace,    # as in `check_bench`
     one: Callable = fresh,                 # how each is measured

@@ -117,7 +117,6 @@ def tagged_cells(notebook: dict) -> list[tuple[int, str]]:    # number and sourc
     return [(number, "".join(cell["source"])) for number, cell in enumerate(notebook["cells"], 1)
             if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", [])]
 
-# %% ../../nbs/workshop/run.ipynb #085a23e5
 def run_cells(source: Path, parameters: dict) -> dict:     # a notebook; by name -> its names
     "Run the cells tagged `run` in this process: no kernel, no figures, no executed copy."
     notebook = open_notebook(source)

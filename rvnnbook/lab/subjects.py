@@ -57,7 +57,6 @@ def problem(
     lengths = torch.tensor(spread(length, batch, ragged), device=device)
     return encoder, x, length_mask(lengths, length), direction
 
-# %% ../../nbs/workshop/subjects.ipynb #2f6d9b18
 def make_crvnn(dim: int, checkpoint: bool = False) -> CRvNN:   # checkpoint: recompute rounds
     "CRvNN with the competition of the published code."
     encoder = CRvNN(dim, modulation="exponentials")
@@ -173,7 +172,6 @@ def literal_search(
     scores = initial_scores(len(leaves), encoder.beam, leaves)
     return *literal_steps(encoder, states, scores, lengths, generator), None
 
-# %% ../../nbs/workshop/subjects.ipynb #4386798e
 def _searched(encoder, x, mask, search):
     "Roots of a search; every form draws the same noise."
     noise = torch.Generator(x.device).manual_seed(0)
@@ -222,7 +220,6 @@ def beam_step(
     return (merge_pairs(old, new, merged), scores,
             picks.flatten(1).gather(1, chosen), chosen // picks.shape[-1])
 
-# %% ../../nbs/workshop/subjects.ipynb #4185b923
 def one_step(
     encoder,                                     # a LiteralBeamTree
     generator: torch.Generator | None = None,    # of the noise
