@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
 from json.encoder import encode_basestring_ascii
@@ -213,12 +214,17 @@ def libraries() -> dict[str, str]:           # name -> version
     return {"python": platform.python_version(),
             **{name: installed[name] for name in LIBRARIES if name in installed}}
 
-def peak_memory() -> float:                  # megabytes
+def peak_memory(anew: bool = False) -> float:      # megabytes; anew: forget the peak so far
     "The most memory held so far: of the GPU where one is in use, of this process otherwise."
     torch, status = sys.modules.get("torch"), Path("/proc/self/status")
     if torch and torch.cuda.is_initialized():
+        if anew:
+            torch.cuda.reset_peak_memory_stats()
         return torch.cuda.max_memory_allocated() / 1e6
     if status.exists():                    # Linux: the usage below begins with that of the parent
+        if anew:
+            with suppress(OSError):        # not all systems allow it
+                Path("/proc/self/clear_refs").write_text("5")
         return int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) * 1024 / 1e6
     import resource
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6        # macOS: in bytes
