@@ -5,9 +5,11 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from itertools import product
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +21,8 @@ from rvnnbook.cli import main
 from rvnnbook.layers import compiled_beam
 from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, by_length, cases, check_settings, findings, forms_of, fresh,
-                                gap, growth, measure, recorded_bench, summarize, take_turns)
+from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, by_length, cases, check_bench, findings, forms_of, fresh,
+                                gap, growth, measure, recorded_bench, summarize)
 from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, library_attention, library_beam,
                                    library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, take_step,
                                    tables_kept, usual_forms)
@@ -28,7 +30,18 @@ from rvnnbook.lab.records import RecordError, append, check_results, code_hashes
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 FORMS = tuple(CRVNN.forms)
+EXPERIMENTS = Path(__file__).parents[1] / "nbs" / "experiments"
 TINY = dict(subject="crvnn", batch=1, dim=8)
+
+
+def asked(**chosen):
+    "Parameters of a benchmark, as the gate of a page gives them."
+    return SimpleNamespace(**dict(profile="smoke", lengths="20", batches="1", dim=8, threads=1, repeats=1, device="cpu", limit=60.0,
+                                  memory=0, ragged=False, forms="all") | chosen)
+
+
+def now():
+    return datetime.now(timezone.utc)
 
 
 def split_name(length, batch, form, ragged=False):
@@ -46,19 +59,19 @@ def clone(tmp_path):
 
 def test_the_command(clone):
     "Four forms in four processes; the table, the lines told on the way and the record say the same."
-    words = "bench crvnn --lengths 40 --dim 8 --repeats 1 --record".split()
+    words = ["run", EXPERIMENTS / "bench_crvnn.ipynb", "--no-notebook", "--profile", "cpu", "-p", "lengths=40", "-p", "dim=8", "-p", "repeats=1"]
     done = subprocess.run([sys.executable, "-m", "rvnnbook", *words], cwd=clone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     record, = read_records("bench_crvnn", clone / "nbs" / "results")
     assert check_results(clone / "nbs" / "results") == []
     assert record["profile"] == "cpu" and record["threads"] == 1 and record["finished"]
     assert record["parameters"] == {"lengths": "40", "batches": "1", "dim": 8, "threads": 1, "repeats": 1, "device": "cpu", "limit": 600.0,
-                                    "memory": None, "ragged": False, "forms": "literal; library; library, checkpointed; products"}
+                                    "memory": 0, "forms": "all"}
     assert {"rvnnbook.encoders.crvnn", "rvnnbook.layers.cells", "rvnnbook.lab.bench"} <= set(record["modules"])
     metrics = record["metrics"]
     assert list(metrics) == [f"n = 40, batch 1, {form}" for form in FORMS]
-    assert done.stderr.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
-    for form, line in zip(FORMS, done.stdout.splitlines()[3:]):
+    assert done.stdout.splitlines()[:4] == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
+    for form, line in zip(FORMS, done.stdout.splitlines()[7:]):
         told = line.partition(form)[2].split() if form != "library" else line.partition("library")[2].split()
         assert told[0] == f"{metrics[split_name(40, 1, form)]['seconds']:.3g}"
     assert all(metrics[split_name(40, 1, form)]["root_gap"] < 1e-4 for form in FORMS[1:3])
@@ -67,17 +80,17 @@ def test_the_command(clone):
 
 
 def test_forms_take_turns_and_medians_are_those_of_what_was_measured():
-    asked, found = [], []
+    tasks, found = [], []
     def one(task, limit):
-        asked.append(task)
+        tasks.append(task)
         found.append(measure(**task))
         return found[-1]
     forms = ("literal", "library", "products")
-    metrics = take_turns("crvnn", lengths=(30, 40), batches=(1, 2), dim=8, repeats=3, forms=forms, limit=5.0, one=one)
+    metrics = bench("crvnn", asked(lengths="30 40", batches="1 2", repeats=3, forms="; ".join(forms), limit=5.0), one)
     cases = [(length, batch) for batch, length in product((1, 2), (30, 40))]
-    assert [(t["length"], t["batch"], t["form"]) for t in asked] == [(*case, form) for case in cases for _ in range(3) for form in forms]
+    assert [(t["length"], t["batch"], t["form"]) for t in tasks] == [(*case, form) for case in cases for _ in range(3) for form in forms]
     for case, form in product(cases, forms):
-        mine = [f for t, f in zip(asked, found) if (t["length"], t["batch"], t["form"]) == (*case, form)]
+        mine = [f for t, f in zip(tasks, found) if (t["length"], t["batch"], t["form"]) == (*case, form)]
         line = metrics[split_name(*case, form)]
         seconds = [f["seconds"] for f in mine]
         assert (line["seconds"], line["fastest_s"], line["slowest_s"], line["count"]) == (median(seconds), min(seconds), max(seconds), 3)
@@ -208,39 +221,36 @@ def test_no_form_has_fewer_products_than_the_floor():
 
 # ---- the beam
 
-def test_the_command_measures_the_beam(clone, monkeypatch, capsys):
+def test_the_beam_is_measured(clone, monkeypatch, capsys):
     "Eight forms, a ragged batch; all in this process, but for one at the end."
     monkeypatch.chdir(clone)
     tasks = []
     def one(task, limit):
         tasks.append(task)
         return measure(**task)
-    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": one})
-    assert main("bench beam_tree --lengths 12 --batches 3 --ragged --dim 8 --repeats 1 --record".split()) == 0
-    out, err = capsys.readouterr()
+    bench("beam_tree", asked(profile="cpu", lengths="12", batches="3", ragged=True), one)
+    out = capsys.readouterr().out
     record, = read_records("bench_beam_tree", clone / "nbs" / "results")
-    assert record["parameters"]["ragged"] is True and record["parameters"]["forms"] == "; ".join(BEAM.forms)
+    assert record["parameters"]["ragged"] is True and record["parameters"]["forms"] == "all"
     assert "rvnnbook.encoders.efficient_beam" in record["modules"] and "rvnnbook.lab.bench" in record["modules"]
     metrics = record["metrics"]
     assert list(metrics) == [f"n <= 12, batch 3, {form}" for form in BEAM.forms]
-    assert err.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
+    assert out.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
     assert "gradient_gap" in metrics["n <= 12, batch 3, library"] and "gradient_gap" not in metrics["n <= 12, batch 3, library, inference"]
     assert all(metrics[f"n <= 12, batch 3, library{how}"]["root_gap"] < 1e-4 for how in ("", ", compiled", ", inference", ", compiled inference"))
-    for sentence in findings(metrics):
-        assert sentence in out
     found, again = (way(tasks[1]) for way in (fresh, lambda task: measure(**task)))
     assert tasks[1]["form"] == "library" and found["counts"] == again["counts"] and apart(found, again)["root_gap"] < 1e-4
 
 
 # ---- attention
 
-def test_the_command_measures_attention(clone, monkeypatch, capsys):
+def test_attention_is_measured(clone, monkeypatch, capsys):
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": lambda task, limit: measure(**task)})
-    assert main("bench attention --lengths 20 60 --batches 2 --dim 32 --repeats 1 --record".split()) == 0
+    words = ["-p", "subject=attention", "-p", "lengths=20 60", "-p", "batches=2", "-p", "dim=32", "-p", "repeats=1"]
+    assert main(["run", str(EXPERIMENTS / "bench_layers.ipynb"), "--no-notebook", "--profile", "cpu", *words]) == 0
     out, _ = capsys.readouterr()
     record, = read_records("bench_attention", clone / "nbs" / "results")
-    assert record["parameters"]["forms"] == "literal; library; products" and "rvnnbook.layers.attention" in record["modules"]
+    assert record["parameters"]["lengths"] == "20 60" and "rvnnbook.layers.attention" in record["modules"]
     metrics = record["metrics"]
     assert list(metrics) == [f"n = {n}, batch 2, {form}" for n in (20, 60) for form in ATTENTION.forms]
     for n in (20, 60):
@@ -288,24 +298,27 @@ def test_what_is_kept_is_counted_once():
 
 
 def test_an_interrupt_is_one_line(tmp_path):
-    words = [sys.executable, "-m", "rvnnbook", "bench", "scan", "--lengths", "16", "512", "--repeats", "100000"]
+    words = [sys.executable, "-m", "rvnnbook", "run", EXPERIMENTS / "bench_layers.ipynb", "--no-notebook",
+             "-p", "lengths=16 512", "-p", "repeats=100000"]
     process = subprocess.Popen(words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    told = process.stderr.readline()
+    told = process.stdout.readline()
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1].splitlines()
-    assert process.returncode == 130 and "16" in told and said[-1] == "rvnnbook: interrupted" and "Traceback" not in "".join(said), said
+    assert process.returncode == 75 and "16" in told and "SIGINT: stopped" in said[-1] and "Traceback" not in "".join(said), said
 
 
-def test_the_command_knows_what_can_be_measured(capsys):
-    for subject in SUBJECTS:
-        assert main(["bench", subject, "--lengths", "1"]) == 2
-        assert "lengths is [1]: Input should be greater than or equal to 2" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["bench", "abacus"])
-    said = capsys.readouterr().err
-    assert re.findall(r"\w+", said[said.rindex("choose from"):])[2:] == [*SUBJECTS, "efficiency"]
-    assert main("bench crvnn --encoders lstm".split()) == 2 and "unknown setting 'encoders'" in capsys.readouterr().err
+def gate(words, name="bench_layers"):
+    return main(["run", str(EXPERIMENTS / f"{name}.ipynb"), *words])
+
+
+def test_every_subject_has_a_page(capsys):
+    for subject, name in (("crvnn", "bench_crvnn"), ("beam_tree", "bench_beam_tree"), *((other, "bench_layers") for other in list(SUBJECTS)[2:])):
+        words = ["-p", f"subject={subject}"] if name == "bench_layers" else []
+        assert gate([*words, "-p", "lengths=1"], name) == 2
+        assert "lengths is 1" in capsys.readouterr().err
+    assert gate(["-p", "subject=abacus"]) == 2 and "subject is 'abacus': Input should be 'attention', 'scan' or 'self_iru'" in capsys.readouterr().err
+    assert gate(["-p", "encoders=lstm"]) == 2 and "unknown parameter 'encoders'" in capsys.readouterr().err
 
 
 def test_a_form_is_what_its_name_says(monkeypatch):
@@ -322,7 +335,7 @@ def test_a_form_is_what_its_name_says(monkeypatch):
     assert usual_forms("beam_tree") == tuple(BEAM.forms) and "library, compiled" not in usual_forms("beam_tree", "cuda")
     monkeypatch.setattr(subjects, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="unknown form 'library, compiled'"):
-        take_turns("beam_tree", lengths=(5,), forms=("library, compiled",))
+        bench("beam_tree", asked(lengths="5", forms="library, compiled"))
     assert [form for form in BEAM.forms if form not in usual_forms("beam_tree")] == ["library, compiled", "library, compiled inference"]
 
 
@@ -387,12 +400,12 @@ def test_the_beams_products_are_those_of_its_cell(ragged):
 
 
 def test_a_form_that_fails_is_not_measured_again():
-    asked = []
+    forms = []
     def one(task, limit):
-        asked.append(task["form"])
+        forms.append(task["form"])
         return {"failed": {"out_of_memory": 1}} if task["form"] == "library" else measure(**task)
-    metrics = take_turns("beam_tree", lengths=(12,), batches=(2,), dim=8, repeats=2, forms=("literal", "library", "products"), one=one)
-    assert asked == ["literal", "library", "products", "literal", "products"]
+    metrics = bench("beam_tree", asked(lengths="12", batches="2", repeats=2, forms="literal; library; products"), one)
+    assert forms == ["literal", "library", "products", "literal", "products"]
     assert metrics["n = 12, batch 2, library"] == {"out_of_memory": 1} and metrics["n = 12, batch 2, products"]["count"] == 2
     assert findings(metrics)[-1:] == ["Without a result: n = 12, batch 2, library (out of memory)."]
 
@@ -426,10 +439,10 @@ def test_the_last_record_of_its_kind_is_shown(clone, monkeypatch):
     assert recorded_bench("beam_tree") == ({}, ["There is no record yet."])
     for number, ragged in enumerate((False, False, True)):
         metrics = {split_name(9, 1, "library", ragged): {"seconds": 1.0 + number}}
-        append(bench_record("beam_tree", metrics, dict(lengths=[9], ragged=ragged), code_hashes(), 1.0))
+        append(bench_record("beam_tree", asked(profile="cpu", lengths="9", ragged=ragged), metrics, code_hashes(), now()))
     for ragged, seconds in ((False, 2.0), (True, 3.0)):
         metrics, (said,) = recorded_bench("beam_tree", ragged)
-        assert metrics[split_name(9, 1, "library", ragged)]["seconds"] == seconds and said.startswith("Width 128; ")
+        assert metrics[split_name(9, 1, "library", ragged)]["seconds"] == seconds and said.startswith("Width 8; ")
 
 
 def test_the_records_that_are_kept_can_be_read():
@@ -445,10 +458,10 @@ def test_the_records_that_are_kept_can_be_read():
 
 GROWTH = """
 import json, torch
-from rvnnbook.lab.bench import memory_level, peak_memory
+from rvnnbook.lab.records import peak_memory
 grown = []
 for make, megabytes in ((torch.ones, 200), (torch.ones, 50), (torch.empty, 400)):      # memory that is not used has no pages
-    level = memory_level("cpu")
+    level = peak_memory(anew=True)
     make(megabytes * 250_000)
     grown.append(peak_memory() - level)
 print(json.dumps(grown))
@@ -477,18 +490,18 @@ def test_the_checkpointed_form_keeps_less():
     assert kept["library, checkpointed"] < 0.7 * kept["library"]
 
 
-def test_what_fails_is_told(tmp_path):
+def test_what_fails_is_told(tmp_path, capsys):
     "Too little memory for a step, and enough for the products."
-    told = []
-    metrics = take_turns("crvnn", lengths=(1000,), dim=2, repeats=2, memory=20, forms=("literal", "products"), report=told.append)
+    run = asked(profile="cpu", lengths="1000", dim=2, repeats=2, memory=20, forms="literal; products")
+    metrics = bench("crvnn", SimpleNamespace(**vars(run) | {"profile": "smoke"}))
+    told = capsys.readouterr().out.splitlines()
     assert metrics["n = 1000, batch 1, literal"] == {"out_of_memory": 1} and metrics["n = 1000, batch 1, products"]["count"] == 2
     assert told[0] == "n = 1000, batch 1, literal: out of memory" and len(told) == 3                # and not tried again
     assert bench_lines(metrics)[2][:3] == ["n = 1000, batch 1", "literal", "out of memory"]
     assert findings(metrics) == ["Without a result: n = 1000, batch 1, literal (out of memory)."]
-    settings = dict(lengths=[1000], batches=[1], dim=2, threads=1, repeats=2, device="cpu", memory=20)
-    record = bench_record("crvnn", metrics, settings, code_hashes(), 2.5)
+    record = bench_record("crvnn", run, metrics, code_hashes(), now() - timedelta(seconds=2.5))
     append(record, folder=tmp_path)
-    assert read_records("bench_crvnn", tmp_path) == [record] and record["metrics"] == metrics and record["wall_s"] == 2.5
+    assert read_records("bench_crvnn", tmp_path) == [record] and record["metrics"] == metrics and 2.5 <= record["wall_s"] < 9
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
@@ -509,21 +522,28 @@ def test_what_is_wrong_otherwise_stops_everything():
 # ---- words and numbers
 
 @pytest.mark.parametrize("words, said", [
-    ("--lengths 1", "lengths is [1]: Input should be greater than or equal to 2"),
-    ("--lengths 20 20", "lengths is [20, 20]: at least one is needed, and each of them once"),
-    ("--batches 0", "batches is [0]: Input should be greater than or equal to 1"), ("--dim 0", "dim is 0: "), ("--threads 0", "threads is 0: "),
-    ("--repeats -1", "repeats is -1: "), ("--memory -5", "memory is -5: "), ("--limit 0", "limit is 0: Input should be greater than 0"),
-    ("--limit nan", "limit is 'nan': "), ("--record", "there is no clone of the book here")])
+    ("lengths=1", "lengths is 1: "), ("lengths=20.5", "lengths is 20.5: "), ("batches=0", "batches is 0: "), ("dim=0", "dim is 0: "),
+    ("threads=0", "threads is 0: "), ("repeats=-1", "repeats is -1: "), ("memory=-5", "memory is -5: "), ("memory=2.5", "memory is 2.5: "),
+    ("limit=0", "limit is 0: "), ("limit=nan", "limit is 'nan': "), ("ragged=maybe", "ragged is 'maybe': "), ("device=tpu", "device is 'tpu': "),
+    ("subject=attention ragged=True", "ragged must be False for attention"), ("length=20", "unknown parameter 'length'. Did you mean 'lengths'"),
+    ("forms=libary", "unknown form 'libary'. Did you mean 'library'"), ("profile=cpu", "there is no clone of the book here")])
 def test_a_refused_request_is_one_line(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "crvnn", *words.split()]) == 2
+    assert gate(["--no-notebook", *(part for word in words.split() for part in ("-p", word))]) == (1 if "clone" in said else 2)
     out, err = capsys.readouterr()
-    assert said in err and err.count("\n") == 1 and not out and not list(tmp_path.iterdir())
+    assert said in err and err.count("\n") == 1 and [path.name for path in tmp_path.iterdir()] == ["runs"] * ("clone" in said)
+
+
+def test_a_page_refuses_too(clone, monkeypatch, capsys):
+    "With the page, the cell runs in a kernel."
+    monkeypatch.chdir(clone)
+    assert gate(["-p", "forms=libary"]) == 2
+    assert "unknown form 'libary'. Did you mean 'library'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu_no_measurement(capsys):
-    assert main(["bench", "crvnn", "--device", "cuda"]) == 2
+    assert gate(["--no-notebook", "-p", "device=cuda"]) == 2
     assert "device is cuda, but PyTorch finds no GPU" in capsys.readouterr().err
 
 
@@ -575,68 +595,32 @@ def test_a_gap_that_is_large_or_no_number_is_told(gaps):
     assert not said.startswith("BEWARE") and said.endswith("to 1e-06 of their largest entry, compared at n = 9, batch 1, library.")
 
 
-@pytest.mark.parametrize("settings, said", [
-    (dict(lengths=(20, 2.5)), r"lengths is \(20, 2.5\): Input should be a valid integer"), (dict(lengths=20), "lengths is 20: "),
-    (dict(lengths="20 30"), "lengths is '20 30': "), (dict(lengths=()), "at least one is needed"), (dict(lengths=(True, 20)), "lengths is "),
-    (dict(lengths=(20, 20)), "each of them once"), (dict(lengths=(1,)), "greater than or equal to 2"),
-    (dict(batches=(1.0,)), "batches is "), (dict(dim=8.5), "dim is 8.5"), (dict(repeats="3"), "repeats is '3'"), (dict(repeats=0), "repeats is 0"),
-    (dict(memory=0), "memory is 0: Input should be greater than or equal to 1"), (dict(memory=2.5), "memory is 2.5"),
-    (dict(forms=("literal", "libary")), "unknown form 'libary'. Did you mean 'library'"), (dict(forms="library"), "forms is 'library'"),
-    (dict(forms=()), "forms is "), (dict(forms=("library", "library")), "each of them once"), (dict(limit="60"), "limit is '60'"),
-    (dict(ragged=1), "ragged is 1"), (dict(ragged=True), "ragged must be False for crvnn"), (dict(limit=0.0), "limit is 0.0"),
-    (dict(forms=("library, inference",)), "unknown form 'library, inference'"), (dict(limit=math.inf), "limit is inf"),
-    (dict(device="tpu"), "device is 'tpu': Input should be 'cpu' or 'cuda'"), (dict(device="cuda"), "PyTorch finds no GPU"),
-    (dict(length=20), "unknown setting 'length'. Did you mean 'lengths'"), (dict(one=measure), "unknown setting 'one'")])
-def test_what_cannot_be_measured_is_refused_first(settings, said):
-    told = []
-    with pytest.raises(ValueError, match=said):
-        bench("crvnn", {"lengths": (20,), "dim": 8, "repeats": 1} | settings, report=told.append)
-    assert told == []
-    with pytest.raises(ValueError, match="one of crvnn, beam_tree, attention, scan, self_iru, got 'abacus'"):
-        bench("abacus", {"lengths": (20,)}, report=told.append)
-
-
 def test_no_limit_of_memory_where_there_is_no_way_to_set_one(tmp_path, monkeypatch):
-    fine = check_settings("crvnn", {"lengths": (20,), "memory": 50, "limit": None})
-    assert fine == {"lengths": (20,), "batches": (1,), "dim": 128, "threads": 1, "repeats": 3, "device": "cpu", "limit": 600.0, "memory": 50,
-                    "ragged": False, "forms": FORMS}
+    assert check_bench("crvnn", asked(memory=50)) == list(FORMS)
+    with pytest.raises(ValueError, match="unknown form 'library, inference'"):
+        check_bench("crvnn", asked(forms="library; library, inference"))
     monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.strip("/"))            # as on a system without /proc
     with pytest.raises(ValueError, match="on Linux only"):
-        check_settings("crvnn", {"lengths": (20,), "memory": 50})
-    assert check_settings("crvnn", {})["memory"] is None
+        check_bench("crvnn", asked(memory=50))
+    assert check_bench("crvnn", asked(forms="products; library")) == ["library", "products"]        # the rounds come first
 
 
 def test_an_unknown_form_is_not_measured_as_another():
-    with pytest.raises(ValueError, match="form must be one of .* got 'libary'"):
+    with pytest.raises(KeyError, match="libary"):
         measure(form="libary", length=20, **TINY)
 
 
-def test_only_lengths_need_be_given(clone, monkeypatch):
-    monkeypatch.chdir(clone)
-    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": lambda task, limit: measure(**task)})
-    metrics = bench("crvnn", {"lengths": (20,), "forms": ("products", "library")}, "cpu")
-    record, = read_records("bench_crvnn", clone / "nbs" / "results")
-    assert record["metrics"] == metrics and list(metrics) == ["n = 20, batch 1, library", "n = 20, batch 1, products"]   # the rounds come first
-    assert record["parameters"] == {"lengths": "20", "batches": "1", "dim": 128, "threads": 1, "repeats": 3, "device": "cpu", "limit": 600.0,
-                                    "memory": None, "ragged": False, "forms": "products; library"}
-
-
 @pytest.mark.parametrize("error", [BenchError("broken"), KeyboardInterrupt()])
-def test_what_was_measured_outlives_what_breaks(error, clone, monkeypatch, capsys):
+def test_what_was_measured_is_told_before_something_breaks(error, clone, monkeypatch, capsys):
     def breaks(task, limit):
         if task["form"] == "products":
             raise error
         return measure(**task)
-    kept = {}
-    with pytest.raises(type(error)):
-        take_turns("crvnn", lengths=(20,), dim=8, one=breaks, into=kept)
-    assert list(kept) == [split_name(20, 1, form) for form in FORMS[:3]] and all(line["seconds"] > 0 for line in kept.values())
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": breaks})
-    told = []
     with pytest.raises(type(error)):
-        bench("crvnn", {"lengths": (20,), "dim": 8}, "cpu", told.append)
-    assert len(told) == 3
+        bench("crvnn", asked(profile="cpu"), breaks)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(":")[0] for line in told] == [split_name(20, 1, form) for form in FORMS[:3]]
     assert read_records("bench_crvnn", clone / "nbs" / "results") == []
 
 
@@ -645,9 +629,8 @@ def test_a_gap_that_is_no_number_is_not_recorded(clone, monkeypatch):
         found = measure(**task)
         return found | {"root": [[math.nan] * 8]} if task["form"] == "library" else found
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(module.take_turns, "__kwdefaults__", module.take_turns.__kwdefaults__ | {"one": wrong})
     with pytest.raises(ValueError):
-        bench("crvnn", {"lengths": (20,), "dim": 8, "repeats": 1, "forms": FORMS[:2]}, "cpu")
+        bench("crvnn", asked(profile="cpu", forms="; ".join(FORMS[:2])), wrong)
     assert read_records("bench_crvnn", clone / "nbs" / "results") == []
 
 
@@ -666,8 +649,7 @@ def test_growth_of_a_power(power, scale, lengths):
 
 
 def test_a_record_that_was_changed_is_refused():
-    settings = dict(lengths=[100, 400], batches=[1], dim=8, threads=1, repeats=1, device="cpu", memory=None)
-    record = bench_record("crvnn", made(literal=(1.0, 2.0)), settings, code_hashes(), 1.0)
+    record = bench_record("crvnn", asked(profile="cpu", lengths="100 400"), made(literal=(1.0, 2.0)), code_hashes(), now())
     assert validate(json.loads(json.dumps(record))) == record and record["parameters"]["lengths"] == "100 400"
     with pytest.raises(RecordError, match="changed after it was written"):
         validate(json.loads(json.dumps(record).replace('"seconds": 2.0', '"seconds": 1.5')))

@@ -1,18 +1,31 @@
 "What a step of training costs: all encoders, by the same steps."
 import math
+from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rvnnbook.cli import main
 from rvnnbook.data.listops import evaluate
 from rvnnbook.lab import bench as module
-from rvnnbook.lab.bench import (RANGES, BenchError, bench, bench_record, by_range, check_settings, draw_range, efficiency_lines,
-                                fresh, pareto_front, recorded_bench, split_metric, take_turns, train_steps)
+from rvnnbook.lab.bench import (BenchError, bench, bench_record, by_range, check_bench, draw_range, efficiency_lines,
+                                fresh, pareto_front, recorded_bench, split_metric, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.lab.subjects import LITERAL, known_entrants, make_entrant
 from rvnnbook.registry import list_encoders
+
+EXPERIMENTS = Path(__file__).parents[1] / "nbs" / "experiments"
+
+
+def asked(**chosen):
+    "Parameters of the benchmark, as the gate of its page gives them."
+    return SimpleNamespace(**dict(profile="smoke", encoders="all", ranges="4-6", samples=2, dim=8, threads=1, device="cpu",
+                                  limit=60.0, memory=0) | chosen)
+
 
 SHORT = ["[MAX 2 9 ]", "[SM 1 [MIN 3 4 ] 5 ]"]
 
@@ -79,26 +92,26 @@ def test_in_a_process_of_its_own():
 
 
 def test_who_had_no_memory_is_spared():
-    asked = []
+    tasks = []
     def one(task, limit):
-        assert limit is None, "a process may take its time: `train_steps` has the limit"
-        asked.append((task["name"], len(task["expressions"][0].split())))
+        assert limit is None and task["limit"] == 60, "a process may take its time: `train_steps` has the limit"
+        tasks.append((task["name"], len(task["expressions"][0].split())))
         return {"failed": {"out_of_memory": 1}} if task["name"] == "crvnn" else {"seconds": 1.0, "memory_mb": 0.0, "count": 1}
-    metrics = take_turns("efficiency", encoders=["crvnn", "lstm"], ranges=[(4, 4), (7, 7)], samples=1, one=one)
-    assert asked == [("crvnn", 4), ("lstm", 4), ("lstm", 7)]
+    metrics = bench("efficiency", asked(encoders="crvnn; lstm", ranges="4-4 7-7", samples=1), one)
+    assert tasks == [("crvnn", 4), ("lstm", 4), ("lstm", 7)]
     assert metrics["7 to 7 tokens, crvnn"] == {"out_of_memory": 1} and len(metrics) == 4
     assert efficiency_lines(metrics)[2:] == [["", "lstm", "1", "0", "1", "0"], ["", "crvnn", "–", "–", "–", "–"]]
 
 
-def test_settings():
-    settings = check_settings("efficiency", {"limit": None})
-    assert settings["encoders"] == known_entrants() and settings["limit"] == math.inf
-    assert settings["ranges"] == RANGES and set(list_encoders()) < set(known_entrants())
-    for wrong, words in (({"encoders": ["crvn"]}, "unknown encoder 'crvn'"), ({"samples": 0}, "samples is 0"),
-                         ({"ranges": [(9, 5)]}, r"ranges is \[\(9, 5\)\]: .*in order"), ({"ranges": [(2, 5)]}, "3 or more"),
-                         ({"device": "tpu"}, "device is 'tpu'"), ({"length": 5}, "unknown setting 'length'"), ({"encoders": []}, "at least one")):
-        with pytest.raises(ValueError, match=words):
-            check_settings("efficiency", wrong)
+def test_settings(capsys):
+    assert check_bench("efficiency", asked()) == known_entrants() and set(list_encoders()) < set(known_entrants())
+    with pytest.raises(ValueError, match="unknown encoder 'crvn'"):
+        check_bench("efficiency", asked(encoders="crvn"))
+    for wrong, words in (("samples=0", "samples is 0"), ("ranges=9-5", "ranges: 9-5 must be two lengths, 3 or more and in order"),
+                         ("ranges=2-5", "3 or more"), ("device=tpu", "device is 'tpu'"), ("length=5", "unknown parameter 'length'"),
+                         ("encoders=[]", "encoders is []")):
+        assert main(["run", str(EXPERIMENTS / "bench_efficiency.ipynb"), "-p", wrong]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_kept_also_when_interrupted(tmp_path, monkeypatch):
@@ -107,9 +120,8 @@ def test_kept_also_when_interrupted(tmp_path, monkeypatch):
         if task["name"] == "lstm":
             raise KeyboardInterrupt
         return train_steps(**task)
-    monkeypatch.setitem(take_turns.__kwdefaults__, "one", broken)
     with pytest.raises(KeyboardInterrupt):
-        bench("efficiency", dict(encoders=["bilstm", "lstm"], ranges=[(4, 6)], samples=2, dim=8), "cpu")
+        bench("efficiency", asked(profile="cpu", encoders="bilstm; lstm"), broken)
     record, = read_records("bench_efficiency", folder=tmp_path)
     assert list(record["metrics"]) == ["4 to 6 tokens, bilstm"] and record["metrics"]["4 to 6 tokens, bilstm"]["count"] == 2
     assert record["parameters"]["encoders"] == "bilstm; lstm" and record["parameters"]["ranges"] == "4-6"
@@ -118,12 +130,12 @@ def test_kept_also_when_interrupted(tmp_path, monkeypatch):
 def test_later_records_replace_lines(monkeypatch):
     def record(name, seconds):
         metrics = {f"4 to 6 tokens, {name}": {"seconds": seconds, "memory_mb": 1.0, "count": 1}}
-        return bench_record("efficiency", metrics, dict(encoders=[name], ranges=[(4, 6)], samples=1), code_hashes(), 1.0)
+        return bench_record("efficiency", asked(profile="cpu", encoders=name), metrics, code_hashes(), datetime.now(timezone.utc))
     kept = [record("lstm", 1.0), record("bilstm", 2.0), record("lstm", 3.0)]
     monkeypatch.setattr(module, "read_records", lambda name: kept)
     metrics, about = recorded_bench("efficiency")
     assert by_range(metrics, "lstm", "seconds") == {(4, 6): 3.0} and by_range(metrics, "bilstm", "seconds") == {(4, 6): 2.0}
-    assert len(about) == 1 and "Width 128" in about[0]
+    assert len(about) == 1 and "Width 8" in about[0]
 
 
 def test_names_of_lines():

@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
 from json.encoder import encode_basestring_ascii
@@ -213,12 +214,17 @@ def libraries() -> dict[str, str]:           # name -> version
     return {"python": platform.python_version(),
             **{name: installed[name] for name in LIBRARIES if name in installed}}
 
-def peak_memory() -> float:                  # megabytes
+def peak_memory(anew: bool = False) -> float:      # megabytes; anew: forget the peak so far
     "The most memory held so far: of the GPU where one is in use, of this process otherwise."
     torch, status = sys.modules.get("torch"), Path("/proc/self/status")
     if torch and torch.cuda.is_initialized():
+        if anew:
+            torch.cuda.reset_peak_memory_stats()
         return torch.cuda.max_memory_allocated() / 1e6
     if status.exists():                    # Linux: the usage below begins with that of the parent
+        if anew:
+            with suppress(OSError):        # not all systems allow it
+                Path("/proc/self/clear_refs").write_text("5")
         return int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) * 1024 / 1e6
     import resource
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6        # macOS: in bytes
@@ -459,19 +465,24 @@ def read_trace(record: dict, folder: Path | None = None) -> dict:      # {"curve
     return {**trace, "curve": current_names(trace["curve"])}
 
 # %% ../../nbs/workshop/records.ipynb #599e8dfd
+def _damaged_traces(path, lines):
+    "What is wrong with the traces of these lines of a file: id -> in words."
+    wrong = {}
+    for key, (record, _) in lines.items():
+        try:
+            if record["trace"]:
+                read_trace(record, path.parent)
+        except RecordError as error:
+            wrong[key] = f"{path.name}: record {key}: {error}"
+    return wrong
+
 def check_results(folder: Path | None = None, experiment: str | None = None) -> list[str]:
     "Read every record and every trace of a folder, or of one experiment: the faults, in words."
     folder, wrong, known = Path(folder or results_folder()), [], set()
     for path in sorted(folder.glob(f"{experiment or '*'}.jsonl")):
-        records, faults = scan(path)
-        wrong += faults
-        known |= {record["id"] for record in records}
-        for record in records:
-            try:
-                if record["trace"]:
-                    read_trace(record, folder)
-            except RecordError as error:
-                wrong.append(f"{path.name}: record {record['id']}: {error}")
+        lines, faults = _scan(path)
+        wrong += [*faults, *_damaged_traces(path, lines).values()]
+        known |= lines.keys()
     strays = [] if experiment else sorted((folder / "traces").glob("*"))
     return wrong + [f"traces/{path.name} belongs to no valid record" for path in strays
                     if path.stem not in known]
@@ -479,6 +490,7 @@ def check_results(folder: Path | None = None, experiment: str | None = None) -> 
 # %% ../../nbs/workshop/records.ipynb #8cf41d33
 def merge_records(sources: Iterable[Path], folder: Path | None = None) -> tuple[list, list]:
     "Add the records and traces of other folders or clones: those added, and refusals in words."
+    from rvnnbook.data.listops import write_whole
     folder, added, refused = Path(folder or results_folder()), [], []
     for source in map(Path, sources):
         inner = source / "nbs" / "results"
@@ -487,27 +499,16 @@ def merge_records(sources: Iterable[Path], folder: Path | None = None) -> tuple[
             raise RecordError(f"there are no records in {source}")
         for path in paths:
             lines, faults = _scan(path)
-            refused += [f"{source.name}/{fault}" for fault in faults]
-            new = {}
-            for key, (record, line) in lines.items():
-                try:
-                    _take_trace(record, path.parent, folder)
-                    new[key] = line
-                except RecordError as error:
-                    refused.append(f"{source.name}/{path.name}: record {key}: {error}")
+            wrong = _damaged_traces(path, lines) | {
+                key: f"{path.name}: record {key}: a smoke run is no result"
+                for key, (record, _) in lines.items() if record["profile"] == "smoke"}
+            refused += [f"{source.name}/{fault}" for fault in [*faults, *wrong.values()]]
+            new = {key: line for key, (_, line) in lines.items() if key not in wrong}
+            for record in (lines[key][0] for key in new if lines[key][0]["trace"]):
+                write_whole(trace_path(record, folder),
+                            trace_path(record, path.parent).read_bytes())
             added += [lines[key][0] for key in _add_lines(folder / path.name, new)]
     return added, refused
-
-def _take_trace(record, source, folder):
-    "Bring the trace of a record that may be merged."
-    from rvnnbook.data.listops import write_whole
-    if record["profile"] == "smoke":
-        raise RecordError("a smoke run is no result")
-    if record["trace"]:
-        read_trace(record, source)
-        text, place = trace_path(record, source).read_bytes(), trace_path(record, folder)
-        if not (place.is_file() and place.read_bytes() == text):
-            write_whole(place, text)
 
 # %% ../../nbs/workshop/records.ipynb #daf48521
 def changed_modules(record: dict) -> list[str]:
@@ -634,7 +635,6 @@ def _mean_text(values):
     spread = f" ± {values.std():.2g}" if values.count() > 1 else ""
     return f"{values.mean():.4g}{spread}" if values.count() else ""
 
-# %% ../../nbs/workshop/records.ipynb #f877ca4f
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
     "The columns of a table, one below the other."
     widths = [max(map(len, column)) for column in zip(*rows)]

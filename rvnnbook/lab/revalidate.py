@@ -33,7 +33,6 @@ def _first_row(source, parameters, step):
 _CALL = ("import json, sys; from rvnnbook.lab.revalidate import _first_row; "
          "_first_row(*json.loads(sys.argv[1]))")
 
-# %% ../../nbs/workshop/revalidate.ipynb #5d2f1b03
 def _repeated(record, step, seconds):
     "What `_first_row` prints, in a process with the threads of the record."
     source = results_folder().parent / "experiments" / f"{record['experiment']}.ipynb"

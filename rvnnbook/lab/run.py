@@ -117,7 +117,6 @@ def tagged_cells(notebook: dict) -> list[tuple[int, str]]:    # number and sourc
     return [(number, "".join(cell["source"])) for number, cell in enumerate(notebook["cells"], 1)
             if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", [])]
 
-# %% ../../nbs/workshop/run.ipynb #085a23e5
 def run_cells(source: Path, parameters: dict) -> dict:     # a notebook; by name -> its names
     "Run the cells tagged `run` in this process: no kernel, no figures, no executed copy."
     notebook = open_notebook(source)
@@ -129,8 +128,9 @@ def run_cells(source: Path, parameters: dict) -> dict:     # a notebook; by name
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         try:
             exec(compile(tree, place, "exec"), names)
-            if last is not None:
-                print(eval(compile(ast.Expression(last.value), place, "eval"), names), flush=True)
+            shown = last and eval(compile(ast.Expression(last.value), place, "eval"), names)
+            if shown is not None:
+                print(shown, flush=True)
         except (Exception, SystemExit) as error:
             if _run.locks is None or isinstance(error, ModuleNotFoundError):   # not in a run
                 raise
@@ -211,7 +211,8 @@ def execute(
         if not all(allowed for _, _, allowed in raised):
             reason = f"{error.ename}: {next(iter(str(error.evalue).splitlines()), '')}"
             raise StatusError(f"{source.name}: cell {error.cell_index + 1} raised {reason} "
-                              f"(see {os.path.relpath(failed)})") from None
+                              f"(see {os.path.relpath(failed)})",
+                              REFUSED if error.ename == "ParameterError" else RAISED) from None
         failures = "; ".join(f"cell {number} raised {name}" for number, name, _ in raised)
         print(f"The run is complete, but checks on its page failed: {failures}.", flush=True)
     except BaseException:                      # it was stopped, or its kernel died

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 # %% ../../nbs/workshop/settings.ipynb #0e3258f6
 class ParameterError(ValueError):
     "An unknown parameter, or a value of the wrong type or out of range."
+    status = 2                 # of the command
 
 def unknown_name(
     kind: str, name: str, known,    # "parameter" or "setting"; that is not known; names
@@ -43,13 +44,14 @@ def check_model(model: type, content: dict, kind: str = "setting") -> dict:    #
 
 # %% ../../nbs/workshop/settings.ipynb #aa543098
 def _type_of(allowed):    # range, (low, high), set, or a regular expression -> for pydantic
-    from pydantic import Field
+    from pydantic import BeforeValidator, Field
     if isinstance(allowed, range):
         return Annotated[int, Field(ge=allowed.start, lt=allowed.stop)]
     if isinstance(allowed, tuple):
         return Annotated[float, Field(ge=allowed[0], le=allowed[1])]
     if isinstance(allowed, str):
-        return Annotated[str, Field(pattern=f"^(?:{allowed})$")]
+        as_text = BeforeValidator(lambda value: str(value) if type(value) is int else value)
+        return Annotated[str, as_text, Field(pattern=f"^(?:{allowed})$")]    # -p lengths=100
     return Literal[tuple(sorted(allowed, key=repr))]
 
 def strict(

@@ -7,8 +7,8 @@ __all__ = ['literal_attention', 'library_attention', 'scan_products', 'SCANS', '
            'one_step', 'LiteralBeamTree', 'windows', 'geometric_window', 'tables_kept', 'AttentionLayer',
            'attend_by_form', 'matrix_products', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned',
            'linear_products', 'self_iru_literal', 'TreeOfGates', 'iru_loop', 'iru_steps', 'attention_products',
-           'make_beam', 'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir',
-           'Written', 'known_entrants', 'make_entrant']
+           'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir', 'Written',
+           'known_entrants', 'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
@@ -58,7 +58,6 @@ def problem(
     lengths = torch.tensor(spread(length, batch, ragged), device=device)
     return encoder, x, length_mask(lengths, length), direction
 
-# %% ../../nbs/workshop/subjects.ipynb #2f6d9b18
 def make_crvnn(dim: int, checkpoint: bool = False) -> CRvNN:   # checkpoint: recompute rounds
     "CRvNN with the competition of the published code."
     encoder = CRvNN(dim, modulation="exponentials")
@@ -174,7 +173,6 @@ def literal_search(
     scores = initial_scores(len(leaves), encoder.beam, leaves)
     return *literal_steps(encoder, states, scores, lengths, generator), None
 
-# %% ../../nbs/workshop/subjects.ipynb #4386798e
 def _searched(encoder, x, mask, search):
     "Roots of a search; every form draws the same noise."
     noise = torch.Generator(x.device).manual_seed(0)
@@ -223,7 +221,6 @@ def beam_step(
     return (merge_pairs(old, new, merged), scores,
             picks.flatten(1).gather(1, chosen), chosen // picks.shape[-1])
 
-# %% ../../nbs/workshop/subjects.ipynb #4185b923
 def one_step(
     encoder,                                     # a LiteralBeamTree
     generator: torch.Generator | None = None,    # of the noise
@@ -455,11 +452,6 @@ def attention_products(
             torch.bmm(square, narrow, out=fetched)
     return work
 
-# %% ../../nbs/workshop/subjects.ipynb #2d1b6d86
-def make_beam(dim: int, compiled: bool = False) -> EfficientBeam:    # compiled: the search
-    "EBT-GRC with fresh weights."
-    return EfficientBeam(dim, compiled=compiled)
-
 # %% ../../nbs/workshop/subjects.ipynb #36ba3746
 class Subject(NamedTuple):
     "An encoder or a layer, and its forms."
@@ -469,7 +461,6 @@ class Subject(NamedTuple):
     products: Callable       # (encoder, lengths, counts) -> what computes them
     counts: str              # counted in every sentence: "rounds", "nodes", "tables" or "steps"
     forms: dict[str, dict]   # name -> options of make; in the order of their turns
-    ragged: bool = False     # whether the forms agree on sentences of many lengths
     chooses: bool = False    # whether rounding can change a choice
 
 COMPILED = {"compiled": True}
@@ -477,14 +468,15 @@ SUBJECTS = {
     "crvnn": Subject(make_crvnn, literal_crvnn, library_crvnn, crvnn_products, "rounds", {
         "literal": {}, "library": {}, "library, checkpointed": {"checkpoint": True},
         "products": {}}),
-    "beam_tree": Subject(make_beam, literal_beam, library_beam, beam_products, "nodes", {
+    "beam_tree": Subject(partial(EfficientBeam, compiled=False), literal_beam, library_beam,
+                         beam_products, "nodes", {
         "literal": {}, "library": {}, "library, compiled": COMPILED, "products": {},
         "literal, inference": {}, "library, inference": {},
-        "library, compiled inference": COMPILED, "products, inference": {}}, True, True),
+        "library, compiled inference": COMPILED, "products, inference": {}}, chooses=True),
     "attention": Subject(AttentionLayer, literal_attention, library_attention, attention_products,
                          "tables", {"literal": {}, "library": {}, "products": {}}),
-    "scan": Subject(GatedMemory, scanned, scanned, scan_products, "steps", SCANS, True),
-    "self_iru": Subject(TreeOfGates, scanned, scanned, linear_products, "steps", IRUS, True)}
+    "scan": Subject(GatedMemory, scanned, scanned, scan_products, "steps", SCANS),
+    "self_iru": Subject(TreeOfGates, scanned, scanned, linear_products, "steps", IRUS)}
 
 # %% ../../nbs/workshop/subjects.ipynb #37543f90
 def partner(form: str, kind: str) -> str:          # kind: "literal" or "products"

@@ -305,7 +305,6 @@ class SlurmRun:
                 os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
         return submitit.helpers.DelayedSubmission(self)
 
-# %% ../../nbs/workshop/sweep.ipynb #d20f7b35
 @contextmanager
 def slurm_pool(plan: SweepPlan, address: str | None = None) -> Iterator[Callable]:  # or local
     "submit(orders): jobs in the queue of Slurm."
@@ -375,7 +374,6 @@ def outcome(handle, stop: Path) -> State:      # of a run that is done; the file
         return State("stopped" if stop.exists() else "failed",
                      f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
-# %% ../../nbs/workshop/sweep.ipynb #3efb2134
 def report(plan: SweepPlan, found: dict[str, State]) -> str:       # the state of every run
     "The states of a sweep as text: a line for each run, and a sum."
     lines = aligned([(task.label, *found[task.key]) for task in plan.tasks])

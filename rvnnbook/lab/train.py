@@ -244,7 +244,6 @@ def _sync(path):
 def _checksum(payload):
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
-# %% ../../nbs/workshop/train.ipynb #f90d8f74
 def write_checkpoint(
     folder: Path, step: int,    # where the run lives; made if it is not there; t, steps made so far
     tensors: dict, state: dict,    # file name -> {name: tensor}; the rest, JSON data
