@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['BLOCK', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'block_sums', 'CumulativeRetrieval', 'LinearRetriever',
            'CumulativeRetriever', 'decayed_sums', 'StickBreakingRetrieval', 'StickBreakingRetriever', 'log_sums',
-           'ExpRetrieval', 'retrieve_exp', 'neighbor_form', 'neighbor_retrievers']
+           'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'neighbor_form', 'neighbor_retrievers']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
 import torch
@@ -320,6 +320,32 @@ def retrieve_exp(
                          f"of shape {tuple(walk.exists.shape)}")
     return ExpRetrieval.apply(walk.exists, scores, least, walk)
 
+# %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc4
+class CumulativeNeighbors(torch.autograd.Function):
+    "Matrices of neighbor weights on both sides, with their backward pass (crvnn Eq. 5)."
+    @staticmethod
+    def forward(ctx, exists: Tensor) -> tuple[Tensor, Tensor]:
+        "`exists`: e, (B, N). Returns: p of left and of right neighbors, (B, N, N) each."
+        both = torch.stack([exists.flip(-1), exists])[..., None, :]
+        there = both.expand(-1, -1, exists.shape[1], -1).triu(1)       # e_j for j > i, else 0
+        gathered = there.cumsum(-1)                                    # sum over i < l <= j
+        wanted = 1 - F.pad(gathered[..., :-1], (1, 0))                 # 1 - sum over l < j
+        whole = gathered <= 1
+        halves = (wanted > 0).to(torch.int8).add_(wanted >= 0)         # of a derivative
+        ctx.save_for_backward(whole, halves.masked_fill_(whole, 0))
+        left, right = torch.where(whole, there, wanted.clamp(min=0))
+        return left.flip(-2, -1), right
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, to_left: Tensor, to_right: Tensor) -> Tensor:
+        whole, halves = ctx.saved_tensors
+        grad = torch.stack([to_left.flip(-2, -1), to_right]).triu(1)
+        less = grad * halves / 2                                       # taken from all i < l < j
+        begins, ends = less.sum(-1), less.sum(-2)
+        found = (grad * whole).sum(-2) + begins + (ends - begins).cumsum(-1)
+        return found[0].flip(-1) + found[1]
+
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8c
 LINEAR_RETRIEVERS = {"eq5": CumulativeRetriever, "eq6": StickBreakingRetriever}
 DENSE_MAX_LENGTH = {"cpu": 150, "cuda": 1000}          # positions; measured on a CPU only
@@ -342,6 +368,6 @@ def neighbor_retrievers(
     check_choice("retriever", retriever, LINEAR_RETRIEVERS)
     if neighbor_form(exists, form) == "linear":
         return tuple(LINEAR_RETRIEVERS[retriever](exists, side) for side in ("left", "right"))
-    there_and_back = torch.cat([exists, exists.flip(-1)])
-    left, right = neighbor_weights(there_and_back, "left", retriever).chunk(2)
-    return left, right.flip(-2, -1)
+    if retriever == "eq5":
+        return CumulativeNeighbors.apply(exists)
+    return tuple(neighbor_weights(exists, side, retriever) for side in ("left", "right"))
