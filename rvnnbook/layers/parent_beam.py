@@ -198,7 +198,7 @@ def parent_search(
     flat = leaves.flatten(0, 1).index_select(0, found.tokens)
     plan = plan_pairs(arena, lives.pairs, len(flat))
     nodes = replay(encoder.grc, flat, plan,
-                   scale_kept(encoder.grc, arena.kept, plan.places, leaves))
+                   scale_kept(encoder.grc, arena.kept, plan.places, leaves), arena.states)
     logits = encoder.scorer[0](nodes[len(flat):]).squeeze(-1)
     number = plan.number - len(flat)
     number[0] = len(logits)                                        # no node

@@ -641,30 +641,32 @@ def replay_forward(
     leaves: Tensor,        # leaf states, (L, D)
     plan: ReplayPlan,      # what to compose
     keep: Tensor | None,   # factors of the hidden units, (M, H)
+    made: Tensor | None,   # states of the nodes where they are known, (M, D)
 ) -> tuple[Tensor, list]:  # states of leaves and nodes, (L + M, D); saved for backward
-    "Compose the nodes of a plan in order of height."
-    nodes = torch.cat([leaves, leaves.new_empty(len(plan.children), cell.dim)])
-    start, levels = len(leaves), []
-    factors = repeat(None) if keep is None else keep.split(plan.counts)
-    for pairs, kept in zip(plan.children.split(plan.counts), factors):
+    "Compose the nodes of a plan in order of height, or known ones all at once."
+    known, start, levels = made is not None, len(leaves), []
+    nodes = torch.cat([leaves, made if known else leaves.new_empty(len(plan.children), cell.dim)])
+    counts = [len(plan.children)] if known or not plan.counts else plan.counts
+    factors = repeat(None) if keep is None else keep.split(counts)
+    for pairs, kept in zip(plan.children.split(counts), factors):
         before, parts, mixed = children_parts(cell, nodes[pairs].flatten(1), kept)
         stop = start + len(pairs)
         nodes[start:stop], mean, scale = torch.native_layer_norm(
             mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
         levels.append((before, parts, mixed, mean, scale))
         start = stop
-    return nodes, levels
+    return nodes, [torch.cat(parts) for parts in zip(*levels)]
 
 # %% ../../nbs/implementations/tree_search.ipynb #eaf8a0e4
 def gate_derivatives(
     parts: Tensor,         # gates before the sigmoid and content, (P, 4 D)
     below: Tensor,         # children side by side, (P, 2 D)
-) -> tuple[Tensor, Tensor]:    # derivative of the gated sum in each part (P, 4 D); gates (P, 3 D)
-    "Derivatives of the cell's gated sum in gates and content (crvnn Eq. 15)."
+) -> Tensor:               # derivatives in the parts, then in the children, (P, 6 D)
+    "Derivatives of the cell's gated sum in gates, content and children (crvnn Eq. 15)."
     dim = below.shape[1] // 2
     opened, content = parts[:, :3 * dim].sigmoid(), parts[:, 3 * dim:]
     slopes = opened * (1 - opened) * torch.cat([below, content], 1)
-    return torch.cat([slopes, opened[:, 2 * dim:]], 1), opened
+    return torch.cat([slopes, opened[:, 2 * dim:], opened[:, :2 * dim]], 1)
 
 def activation_derivative(
     activation: Callable,  # elementwise
@@ -681,22 +683,21 @@ def collect_gradients(
     cell: GRC,             # the cell
     grad: Tensor,          # gradients at leaves and nodes, (L + M, D); completed in place
     plan: ReplayPlan,      # what was composed
-    normed: list,          # what is normed, mean and scale of every height, (R, ...) each
-    at_parts: Tensor,      # derivatives of the gated sum, (M, 4 D); in place the gradients
-    opened: Tensor,        # gates, (M, 3 D); changed
+    normed: list,          # what is normed, mean and scale, (M, ...) each
+    at_sum: Tensor,        # derivatives of the gated sum, (M, 6 D); in place the gradients
     at_hidden: Tensor,     # derivatives of the activation, (M, H); in place the gradients
 ) -> None:
     "Propagate gradients from parents to children, by decreasing height (crvnn Eq. 14-15)."
     own, stop, dim = grad[len(grad) - len(at_hidden):], len(at_hidden), cell.dim
-    for (mixed, *moments), count in zip(normed[::-1], plan.counts[::-1]):
+    for count in plan.counts[::-1]:
         rows = slice(stop - count, stop)
+        mixed, *moments = (box[rows] for box in normed)
         delta, *_ = torch.ops.aten.native_layer_norm_backward(
             own[rows], mixed, [dim], *moments, cell.norm.weight, cell.norm.bias,
             [True, False, False])
-        for box, width in ((at_parts, 4), (opened, 2)):
-            box[rows, :width * dim].unflatten(1, (width, dim)).mul_(delta[:, None])
-        at_hidden[rows].mul_(at_parts[rows] @ cell.w2.weight)
-        at_children = torch.addmm(opened[rows, :2 * dim], at_hidden[rows], cell.w1.weight)
+        at_sum[rows].unflatten(1, (6, dim)).mul_(delta[:, None])
+        at_hidden[rows].mul_(at_sum[rows, :4 * dim] @ cell.w2.weight)
+        at_children = torch.addmm(at_sum[rows, 4 * dim:], at_hidden[rows], cell.w1.weight)
         grad.index_add_(0, plan.children[rows].flatten(), at_children.view(-1, dim))
         stop -= count
 
@@ -705,33 +706,29 @@ def collect_gradients(
 class Replay(torch.autograd.Function):
     "Nodes of a plan in order of height; weight gradients in one product each."
     @staticmethod
-    def forward(ctx, leaves: Tensor, plan: ReplayPlan, keep: Tensor | None, cell: GRC,
-                *parameters) -> Tensor:                        # named, so that they get gradients
-        nodes, ctx.levels = replay_forward(cell, leaves, plan, keep)
-        ctx.save_for_backward(nodes, keep)
+    def forward(ctx, leaves: Tensor, plan: ReplayPlan, keep: Tensor | None, made: Tensor | None,
+                cell: GRC, *parameters) -> Tensor:             # named, so that they get gradients
+        nodes, saved = replay_forward(cell, leaves, plan, keep, made)
+        ctx.save_for_backward(nodes, keep, *saved)
         ctx.plan, ctx.cell = plan, cell
         return nodes
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple:
-        (nodes, keep), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
-        if not ctx.levels:
-            return grad, None, None, None, *map(torch.zeros_like, cell.parameters())
-        hidden, at_hidden = activation_derivative(
-            cell.activation, torch.cat([before for before, *_ in ctx.levels]))
+        (nodes, keep, before, parts, *normed), cell = ctx.saved_tensors, ctx.cell
+        hidden, at_hidden = activation_derivative(cell.activation, before)
         if keep is not None:
             hidden, at_hidden = hidden * keep, at_hidden * keep
-        below = nodes[ctx.plan.children].flatten(1)
-        _, parts, *normed = zip(*ctx.levels)
-        at_parts, opened = gate_derivatives(torch.cat(parts), below)
-        collect_gradients(cell, grad, ctx.plan, list(zip(*normed)), at_parts, opened, at_hidden)
+        below, grad = nodes[ctx.plan.children].flatten(1), grad.clone()
+        at_sum = gate_derivatives(parts, below)
+        collect_gradients(cell, grad, ctx.plan, normed, at_sum, at_hidden)
         at_leaves, own = grad.split([len(grad) - len(hidden), len(hidden)])
-        mixed, mean, scale = map(torch.cat, normed)
+        (mixed, mean, scale), at_parts = normed, at_sum[:, :4 * cell.dim]
         _, *at_norm = torch.ops.aten.native_layer_norm_backward(
             own, mixed, [cell.dim], mean, scale, cell.norm.weight, cell.norm.bias,
             [False, True, True])
-        return (at_leaves, None, None, None, at_hidden.T @ below, at_hidden.sum(0),
+        return (at_leaves, None, None, None, None, at_hidden.T @ below, at_hidden.sum(0),
                 at_parts.T @ hidden, at_parts.sum(0), *at_norm)
 
 # %% ../../nbs/implementations/tree_search.ipynb #5e8d31aa
@@ -740,9 +737,12 @@ def replay(
     leaves: Tensor,        # leaf states, (L, D)
     plan: ReplayPlan,            # what to compose
     keep: Tensor | None = None,    # factors of the hidden units, (M, H); None: no dropout
+    states: Tensor | None = None,  # of all places, if a search composed them; not used on the CPU
 ) -> Tensor:               # states of leaves and nodes, (L + M, D)
     "Compose the nodes of a plan, with gradients."
-    return Replay.apply(leaves, plan, keep, cell, *cell.parameters())
+    known = states is not None and states.device.type != "cpu"     # one batch: fewer launches
+    made = states[plan.places] if known else None
+    return Replay.apply(leaves, plan, keep, made, cell, *cell.parameters())
 
 # %% ../../nbs/implementations/tree_search.ipynb #022ab9b0
 class LineageScores(torch.autograd.Function):
@@ -875,7 +875,8 @@ def replay_levels(
                        last.kept is None)
     here = plan.to(device)
     nodes = replay(encoder.grc, leaves.flatten(0, 1).index_select(0, inside.to(device)), here,
-                   scale_kept(encoder.grc, last.kept, here.places, leaves))
+                   scale_kept(encoder.grc, last.kept, here.places, leaves),
+                   last.arena[:, :encoder.dim])
     logits, pairs = score_pairs(encoder.scorer, nodes, plan.number,
                                 [line.around for line in lines])
     scores = lineage_scores(logits, pairs, levels, lines)
