@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from ..core import EncoderOutput, check_batch, length_mask, steps_from_tree
 from .cells import GRC
 from .neighbors_linear import log_sums
-from .topk import EPSILON, choice_matrix, gumbel_noise, masked_softmax
+from .topk import EPSILON, choice_matrix, gumbel_noise
 
 # %% ../../nbs/implementations/tree_search.ipynb #7a840263
 def merge_pairs(
@@ -56,18 +56,18 @@ def merge_rows(
 def propose_pairs(
     scores: Tensor,                # s, of hypotheses, -inf where a slot is empty, (B, K)
     logits: Tensor,                # u, of the pairs of each hypothesis, (B, K, M-1)
-    pairs: Tensor,                 # True = both nodes exist, (B, M-1) bool
+    pairs: Tensor | None,          # True = both nodes exist, (B, M-1) bool; None: u = -inf if not
     width: int,                    # most pairs that a hypothesis proposes, >= 1
     noise: Tensor | None = None,   # added for the choice only, (B, K, M-1)
 ) -> tuple[Tensor, Tensor]:        # scores of candidates, picked pairs, (B, K, min(width, M-1))
     "Let every hypothesis propose its best continuations (rir section 2)."
-    missing = ~pairs[:, None]
-    logits = logits.masked_fill(missing, torch.finfo(logits.dtype).min)
-    ranks = logits if noise is None else (logits + noise).masked_fill(missing, -torch.inf)
-    picks = ranks.detach().sort(dim=-1, descending=True, stable=True).indices[..., :width]
-    shares = masked_softmax(logits, pairs[:, None]).gather(-1, picks)
+    logits = logits if pairs is None else logits.masked_fill(~pairs[:, None], -torch.inf)
+    ranks = logits.detach() if noise is None else logits.detach() + noise
+    ranks, picks = (best[..., :width] for best in ranks.sort(descending=True, stable=True))
+    counted = logits.softmax(-1) + EPSILON                     # as `masked_softmax` does
+    shares = (counted / counted.sum(-1, keepdim=True)).gather(-1, picks)
     candidates = scores[..., None] + (shares + EPSILON).log()
-    return candidates.masked_fill(missing.expand_as(logits).gather(-1, picks), -torch.inf), picks
+    return candidates.masked_fill(ranks == -torch.inf, -torch.inf), picks
 
 # %% ../../nbs/implementations/tree_search.ipynb #44ee4385
 def prune_beam(
@@ -412,8 +412,9 @@ def arena_search(
     scorer, split, size = encoder.scorer, encoder.scorer.split(), arena.shape[1]
     half = scorer.width
     number = torch.arange(len(arena), device=leaves.device)
-    places = number.view(batch, -1)[:, 1 + width:].unflatten(1, (-1, beam)).transpose(0, 1)
-    places = places.contiguous()                               # of the nodes of every step
+    places, slots = (box.unflatten(0, (batch, -1))[:, 1 + width:].unflatten(1, (-1, beam)).transpose(
+        0, 1) for box in (number, arena))                      # of the nodes of every step
+    places = places.contiguous()
     keys = leaf_keys(len(arena), arena.device) if encoder.distinct else None
     missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
     def compose(around, step):
@@ -423,7 +424,8 @@ def arena_search(
         node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
         halves = F.linear(node[:, :half], *split)              # right half, left half
         beside = met.as_strided((len(met), 2, half), (4 * size, 3 * size - half, 1), dim + half)
-        arena[made] = torch.cat([node, halves], 1)
+        slot = slots[step, :len(around) // beam]
+        torch.cat([box.view(*slot.shape[:2], -1) for box in (node, halves)], 2, out=slot)
         if keys is not None:
             keys[made] = hash_pair(*keys[around[:, 1:3]].unbind(1))
         return made[:, None], scorer.finish(halves.view(beside.shape) + beside)
@@ -540,13 +542,16 @@ class Arena:
         cell: GRC,             # composes pairs
         leaves: Tensor,        # leaf states, (L, D); they go to the places 1 to L, and 0 is empty
         room: int,             # most pairs that are composed
-        describe,              # notes of nodes, called as describe(states (R, D)), gives (R, F)
+        weight: Tensor,        # of the notes, a layer that reads the first W channels, (F, W)
+        bias: Tensor,          # of the notes, (F,)
         entries: int,          # entries of the table, >= 1
     ):
-        self.cell, self.describe, self.shared, self.used = cell, describe, True, 1 + len(leaves)
-        self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, describe(leaves)))
-        self.places = torch.arange(total := self.used + room, device=leaves.device)
-        self.codes = torch.full_like(self.places, -1)      # left child * total + right
+        self.cell, self.layer, self.shared, self.used = cell, (weight, bias), True, 1 + len(leaves)
+        notes = F.linear(leaves[:, :weight.shape[1]], weight, bias)
+        self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, notes))
+        total, device = self.used + room, leaves.device
+        self.places = torch.arange(total + 8, device=device)   # as many as a row has entries
+        self.codes = torch.full((total,), -1, device=device)   # left child * total + right
         self.table, self.kept = self.codes.new_zeros(entries), blank_kept(cell, total, leaves)
 
     def children(
@@ -559,32 +564,31 @@ class Arena:
 
     def compose(
         self,
-        left: Tensor,          # places of left children, (R,)
-        right: Tensor,         # places of right children, (R,)
+        children: Tensor,      # places of both children, (R, 2)
     ) -> Tensor:               # places of their new parents, (R,)
         "Compose pairs into the next places."
-        here = slice(self.used, self.used + len(left))
-        self.used, below = here.stop, self.states[torch.stack([left, right], 1)].flatten(1)
+        here, (weight, bias) = slice(self.used, self.used + len(children)), self.layer
+        self.used, below = here.stop, self.states[children].flatten(1)
         keep = note_kept(self.cell, self.kept, self.places[here], self.states)
         self.states[here] = made = self.cell.norm(children_parts(self.cell, below, keep)[-1])
-        self.notes[here] = self.describe(made)
-        torch.add(right, left, alpha=len(self.codes), out=self.codes[here])
+        torch.addmm(bias, made[:, :weight.shape[1]], weight.T, out=self.notes[here])
+        torch.add(children[:, 1], children[:, 0], alpha=len(self.codes), out=self.codes[here])
         return self.places[here]
 
 # %% ../../nbs/implementations/tree_search.ipynb #bfbe297b
 def find_pairs(
     arena: Arena,          # nodes; it grows
-    left: Tensor,          # places of left children, (R,)
-    right: Tensor,         # places of right children, (R,)
+    children: Tensor,      # places of both children, (R, 2)
 ) -> Tensor:               # places of their parents, (R,)
     "Places of parents, composed where the arena does not find them."
     if not arena.shared:
-        return arena.compose(left, right)
-    total, entries = len(arena.states), hash_pair(left, right) % len(arena.table)
+        return arena.compose(children)
+    total, (left, right) = len(arena.states), children.unbind(1)
+    entries = hash_pair(left, right) % len(arena.table)
     codes, places = left * total + right, arena.table[entries]
     new = (arena.codes[places] != codes).nonzero().squeeze(1)
     fresh, which = codes[new].unique(return_inverse=True)
-    places[new] = arena.compose(fresh // total, fresh % total)[which]
+    places[new] = arena.compose(torch.stack([fresh // total, fresh % total], 1))[which]
     arena.table[entries] = places
     return places
 
