@@ -32,8 +32,7 @@ def parent_arena(
 def compose_neighbors(
     arena: Arena,          # nodes; it grows
     children: Tensor,      # places of both children, 0 for no node, (..., 2)
-) -> Tensor:               # places of their parents, (...); where a child is no node, without a
-                           # meaning; 0 on the CPU
+) -> Tensor:               # places of their parents, (...); no meaning, or 0, where a child is 0
     "Look pairs up, and compose the new ones; all of them off the CPU (rir section 2)."
     if children.device.type != "cpu" and arena.kept is None:   # looking up would wait for values
         return arena.compose(children.flatten(0, -2)).view(children.shape[:-1])
@@ -169,9 +168,8 @@ def lifetime_scores(
     scores: Tensor,        # s, as the search found them, (B, K)
 ) -> Tensor:               # s, with their gradient, (B, K)
     "Scores of final hypotheses, with gradients from pair lifetimes (rir section 2)."
-    decided = (lives.pairs > 0).sum(-1) > 1                        # there was another pair
     pairs, since, decided = (box.to(logits.device) for box in (
-        number[lives.pairs], lives.since, decided))
+        number[lives.pairs], lives.since, (lives.pairs > 0).sum(-1) > 1))      # not the last pair
     chosen = F.pad(logits, (0, 1))[pairs[..., 1]]
     share = (chosen.detach().double() - lives.norms).exp()
     passed = torch.where(decided, share / (share + 2 * EPSILON), 1).clamp(min=1e-37)

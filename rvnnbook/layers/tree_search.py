@@ -412,20 +412,20 @@ def arena_search(
     scorer, split, size = encoder.scorer, encoder.scorer.split(), arena.shape[1]
     half = scorer.width
     number = torch.arange(len(arena), device=leaves.device)
-    places, slots = (box.unflatten(0, (batch, -1))[:, 1 + width:].unflatten(1, (-1, beam)).transpose(
-        0, 1) for box in (number, arena))                      # of the nodes of every step
-    places = places.contiguous()
+    places = number.view(batch, -1)[:, 1 + width:].unflatten(1, (-1, beam)).transpose(0, 1)
+    places = places.contiguous()                               # of the nodes of every step
+    slots = arena.view(batch, -1, size)[:, 1 + width:].split(beam, 1)
     keys = leaf_keys(len(arena), arena.device) if encoder.distinct else None
     missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
     def compose(around, step):
-        made = places[step, :len(around) // beam].view(-1)
+        going = len(around) // beam
+        made, slot = places[step, :going].view(-1), slots[step][:going]
         keep = note_kept(cell, kept, made, arena)
         met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
         node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
         halves = F.linear(node[:, :half], *split)              # right half, left half
         beside = met.as_strided((len(met), 2, half), (4 * size, 3 * size - half, 1), dim + half)
-        slot = slots[step, :len(around) // beam]
-        torch.cat([box.view(*slot.shape[:2], -1) for box in (node, halves)], 2, out=slot)
+        torch.cat([box.view(going, beam, -1) for box in (node, halves)], 2, out=slot)
         if keys is not None:
             keys[made] = hash_pair(*keys[around[:, 1:3]].unbind(1))
         return made[:, None], scorer.finish(halves.view(beside.shape) + beside)
@@ -549,10 +549,10 @@ class Arena:
         self.cell, self.layer, self.shared, self.used = cell, (weight, bias), True, 1 + len(leaves)
         notes = F.linear(leaves[:, :weight.shape[1]], weight, bias)
         self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, notes))
-        total, device = self.used + room, leaves.device
-        self.places = torch.arange(total + 8, device=device)   # as many as a row has entries
-        self.codes = torch.full((total,), -1, device=device)   # left child * total + right
-        self.table, self.kept = self.codes.new_zeros(entries), blank_kept(cell, total, leaves)
+        self.places = torch.arange(len(self.states) + 8, device=leaves.device)     # entries, too
+        self.codes = torch.full_like(self.places[8:], -1)  # left child * total + right
+        self.table = self.codes.new_zeros(entries)
+        self.kept = blank_kept(cell, len(self.codes), leaves)
 
     def children(
         self,
