@@ -181,22 +181,19 @@ def test_best_pair_and_merge():
 @quick
 @given(st.permutations(range(7)), st.integers(0, 2))
 def test_join_keeps_a_list(order, row):
-    "Nine positions in three lists, of which one loses its members in any order."
-    left, right = torch.arange(9).repeat(3, 1) - 1, torch.arange(9).repeat(3, 1) + 1
-    alive = list(range(8))
+    "Thirty positions in three lists of eight tokens and two ends, of which one loses its members in any order."
+    links, first = torch.stack([torch.arange(30) - 1, torch.arange(30) + 1]), 10 * row
+    kept, alive = links.clone(), list(range(first, first + 10))                # the ends stay
     for gone in order:
-        if gone == alive[-1]:
+        at = alive.index(first + 1 + gone)
+        if at == len(alive) - 2:
             continue
-        at = alive.index(gone)
-        to = alive[at + 1]
-        alive.remove(gone)
-        *pairs, there = _replace_position(left, right, torch.tensor([row]), torch.tensor([gone]), torch.tensor([8]))
-        rows, one, other = (part[there] for part in pairs)
-        expected = [pair for pair in zip(alive, alive[1:]) if to in pair]
-        assert rows.tolist() == [row] * len(expected) and list(zip(one.tolist(), other.tolist())) == expected
-        assert right[row, alive[:-1]].tolist() == alive[1:] and left[row, alive[1:]].tolist() == alive[:-1]
-    others = [r for r in range(3) if r != row]
-    assert left[others].equal(torch.arange(9).repeat(2, 1) - 1)
+        alive.remove(first + 1 + gone)
+        to, members = _replace_position(links, torch.tensor([first + 1 + gone]))
+        assert to.tolist() == [alive[at]] and members.T.tolist() == [alive[at - 1:at + 1], alive[at:at + 2]]
+        assert links[1, alive[:-1]].tolist() == alive[1:] and links[0, alive[1:]].tolist() == alive[:-1]
+    others = [place for place in range(30) if place // 10 != row]
+    assert links[:, others].equal(kept[:, others])
 
 
 # ---- reuse

@@ -213,11 +213,11 @@ def test_a_known_pair_is_not_composed_again():
     encoder, (leaves, mask) = make(), batch_of([4], 0)
     with torch.no_grad():
         arena = parent_arena(encoder, leaves[mask], 9)
-        first = compose_neighbors(arena, torch.tensor([[1, 2], [1, 0]]), torch.tensor([[2, 3], [2, 4]]))
+        first = compose_neighbors(arena, torch.tensor([[[1, 2], [2, 3]], [[1, 2], [0, 4]]]))
         assert arena.used == 5 + 2 and first.tolist() == [[5, 6], [5, 0]] and arena.children(slice(5, 7)).tolist() == [[1, 2], [2, 3]]
-        assert compose_neighbors(arena, torch.tensor([2, 5, 4]), torch.tensor([3, 3, 0])).tolist() == [6, 7, 0] and arena.used == 8
-        assert find_pairs(arena, torch.tensor([3, 1, 3]), torch.tensor([4, 4, 4])).tolist() == [9, 8, 9] and arena.used == 10
-        assert find_pairs(arena, *torch.zeros(2, 0, dtype=torch.int64)).tolist() == [] and arena.used == 10
+        assert compose_neighbors(arena, torch.tensor([[2, 3], [5, 3], [4, 0]])).tolist() == [6, 7, 0] and arena.used == 8
+        assert find_pairs(arena, torch.tensor([[3, 4], [1, 4], [3, 4]])).tolist() == [9, 8, 9] and arena.used == 10
+        assert find_pairs(arena, torch.zeros(0, 2, dtype=torch.int64)).tolist() == [] and arena.used == 10
     assert arena.kept is None
 
 
@@ -290,9 +290,9 @@ def test_lives(sizes, beam, seed, noise):
 @given(lengths, beams, seeds)
 def test_plan_has_what_survivors_held(sizes, beam, seed):
     leaves, mask, found = found_in(make(seed, beam), sizes, seed)
-    pairs, count = trace_lifetimes(found).pairs, int(mask.sum())
-    plan = plan_pairs(found.arena, pairs, count)
-    held = pairs.unique()
+    lives, count = trace_lifetimes(found), int(mask.sum())
+    plan = plan_pairs(found.arena, lives, count)
+    held = lives.pairs.unique()
     held = held[held > 0]
     assert sorted(set(plan.number[held].tolist())) == list(range(count, count + len(plan.children)))
     assert sum(plan.counts) == len(plan.children) <= len(held)

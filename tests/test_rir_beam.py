@@ -271,11 +271,11 @@ def test_a_table_that_forgets_changes_nothing():
     leaves = encoder.leaf_norm(encoder.leaf(x[0])).detach()
     arena, small = shared_arena(encoder, leaves, 16), shared_arena(encoder, leaves, 16)
     small.table = small.table[:1]
-    left = torch.tensor([1, 2, 1, 4, 2, 1])
+    children = torch.tensor([[1, 2], [2, 3], [1, 2], [4, 5], [2, 3], [1, 2]])
     with torch.no_grad():
         for _ in range(3):
-            one, other = (find_pairs(box, left, left + 1) for box in (arena, small))
-            assert_close(arena.states[one], encoder.grc(leaves[left - 1], leaves[left]))
+            one, other = (find_pairs(box, children) for box in (arena, small))
+            assert_close(arena.states[one], encoder.grc(*leaves[children - 1].unbind(1)))
             assert torch.equal(small.states[other], arena.states[one])
         assert arena.used == 18 + 3 < small.used                       # three different pairs; the small one has met some again
         pairs = score_places(arena, encoder.scorer, one[:2], torch.tensor([5, 0]))
@@ -287,7 +287,7 @@ def test_dropout_shares_nothing():
     encoder = make(12, 3, 4, train=True, dropout=0.5)
     arena = shared_arena(encoder, torch.randn(4, DIM).double(), 3)
     with torch.no_grad():
-        places = find_pairs(arena, torch.tensor([1, 1, 1]), torch.tensor([2, 2, 2]))
+        places = find_pairs(arena, torch.tensor([[1, 2]] * 3))
     assert len(set(places.tolist())) == 3 and (arena.states[places[0]] != arena.states[places[1]]).any()
     share = float(arena.kept[5:8].double().mean())
     assert 0.2 < share < 0.8 and not arena.kept[8:].any()

@@ -15,25 +15,20 @@ from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
-from ..layers.tree_search import children_parts, merge_pairs, scale_kept
+from ..layers.tree_search import children_parts, copy_to_host, merge_pairs, scale_kept
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0026e5dc
-def _replace_position(left: Tensor, right: Tensor, row: Tensor, gone: Tensor,
-                      length: Tensor) -> tuple[Tensor, ...]:
-    """Remove positions from the neighbor lists; the pairs on both sides, some of which are none.
+def _replace_position(links: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
+    """Remove positions from the neighbor lists; the pairs on both sides, some of them with an end.
 
-    `left`: left neighbor of each position, (B, N), -1 = none; changed in place; `right`: right
-    neighbor, (B, N), N_b or more = none; changed in place; `row`: sentences, (R,), all different;
-    `gone`: the position in each that is merged into its right neighbor, (R,); `length`: N_b, their
-    tokens, (R,). Returns: sentence, both members, whether there is such a pair, (2 R,).
+    `links`: left and right neighbor of each position, (2, P); changed in place; `gone`: one
+    position of each sentence, merged into its right neighbor, (R,). Returns: the right neighbors,
+    (R,); both members of the new pairs, (2, 2 R).
     """
-    to = right[row, gone]
-    before, after = left[row, gone], right[row, to]
-    has_left, has_right, at = before >= 0, after < length, before.clamp(min=0)
-    left[row, to] = before
-    right[row, at] = torch.where(has_left, to, right[row, at])
-    return (row.repeat(2), torch.cat([at, to]), torch.cat([to, torch.where(has_right, after, to)]),
-            torch.cat([has_left, has_right]))
+    before, to = links[:, gone]
+    after = links[1, to]
+    links[0, to], links[1, before] = before, to
+    return to, torch.cat([before, to, to, after]).view(2, -1)
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #f6138d1b
 @torch.no_grad()
@@ -43,39 +38,42 @@ def find_trees(
     cell,                  # f, called as cell(left, right) on (R, D)
     weigh,                 # weigh(left, right): scores (R,), and the parents (R, D) or None
     seen: list | None = None,    # filled with the scores of every round, (B, N) by position
-) -> Tensor:               # composition steps, (B, N)
+) -> Tensor:               # composition steps, on the CPU, (B, N)
     "Easy-first search that scores each pair once (rir section 2)."
-    states, parents, device = leaves.clone(), torch.zeros_like(leaves), mask.device
-    here = mask.cpu()                  # the only copy: a count of values would be waited for
-    lengths, (row, one) = here.sum(1), (at.to(device) for at in here[:, 1:].nonzero().unbind(1))
-    places = torch.arange(mask.shape[1], device=device).repeat(len(mask), 1)
-    left, right = places - 1, places + 1
-    trees, heights = torch.zeros_like(places), torch.zeros_like(places)
+    (batch, width), device, merges = mask.shape, mask.device, []
+    inside = F.pad(mask.cpu(), (1, 1))           # the only copy: a count would be waited for
+    lengths, flat = inside.sum(1), inside.flatten()
+    one = (flat[:-1] & flat[1:]).nonzero()[:, 0].to(device)
+    members, inside = torch.stack([one, one + 1]), flat.to(device)
+    states = F.pad(leaves, (0, 0, 1, 1)).flatten(0, 1)
+    parents, place = torch.zeros_like(states), torch.arange(len(states), device=device)
+    links = torch.stack([place - 1, place + 1])
     exact = torch.promote_types(leaves.dtype, torch.float32)
-    scores = torch.full(mask.shape, -torch.inf, dtype=exact, device=device)
-    other, there, going = one + 1, None, None
+    scores = torch.full((batch, width + 2), -torch.inf, dtype=exact, device=device)
+    by_place, none = scores.view(-1), scores.new_tensor(-torch.inf)
     for t in range(int(lengths.max()) - 1):
-        found, made = weigh(states[row, one], states[row, other])
-        scores[row, one] = (found if there is None else
-                            torch.where(there, found, -torch.inf)).to(exact)
+        (one, other), (found, made) = members, weigh(*states[members])
+        by_place[one] = torch.where(inside[other], found.to(exact), none)
         if made is not None:
-            parents[row, one] = made.to(parents.dtype)
+            parents[one] = made.to(parents.dtype)
         if seen is not None:
-            seen.append(scores.clone())
-        if going is None or (lengths == t + 1).any():
-            going = (lengths > t + 1).nonzero()[:, 0]
-            going, size = going.to(device), lengths[going].to(device)
-        row, sent = going, scores[going].argmax(1)
-        to = right[row, sent]
-        states[row, to] = (parents[row, sent] if made is not None else
-                           cell(states[row, sent], states[row, to]).to(states.dtype))
-        trees[row, sent] = 1 + torch.maximum(heights[row, sent], heights[row, to])
-        heights[row, to], scores[row, sent] = trees[row, sent], -torch.inf
-        *pairs, there = _replace_position(left, right, row, sent, size)
+            seen.append(scores[:, 1:-1].clone())
+        if t == 0 or (lengths == t + 1).any():
+            going = (lengths > t + 1).nonzero()[:, 0].to(device)
+            start = going * (width + 2) + 1
+        sent = start + scores[going, 1:].argmax(1)
+        to, members = _replace_position(links, sent)
+        states[to] = (parents[sent] if made is not None else
+                      cell(states[sent], states[to]).to(states.dtype))
+        by_place[sent] = none
+        merges += [sent, to]
         if device.type == "cpu":       # elsewhere, which pairs there are is not looked up
-            pairs, there = [part[there] for part in pairs], None
-        row, one, other = pairs
-    return trees
+            members = members[:, inside[members].all(0)]
+    merges = copy_to_host(*merges) if merges else []
+    trees, heights = torch.zeros(2, len(states), dtype=torch.int64)
+    for sent, to in zip(merges[::2], merges[1::2]):
+        trees[sent] = heights[to] = 1 + torch.maximum(heights[sent], heights[to])
+    return trees.view(batch, -1)[:, 1:-1]
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #c2fd06f0
 class TreeParts(Encoder):
@@ -350,5 +348,5 @@ class GreedyTree(TreeParts):
         if trace:
             scores = torch.stack(seen) if seen else leaves.new_zeros(
                 0, *mask.shape, dtype=torch.promote_types(leaves.dtype, torch.float32))
-            traced = {"trees": found, "scores": scores}
+            traced = {"trees": found.to(mask.device), "scores": scores}
         return EncoderOutput(compose_by_height(leaves, found, mask, self.grc), trace=traced)

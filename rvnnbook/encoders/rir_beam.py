@@ -138,9 +138,8 @@ def shared_arena(
     merges: int,           # compositions that every one of the K hypotheses needs at most
 ) -> Arena:                # notes: the halves of every node, as right child and as left child
     "An arena for the nodes of all levels (rir section 3.1)."
-    room, split, width = encoder.beam * merges, encoder.scorer.split(), encoder.scorer.width
-    arena = Arena(encoder.grc, leaves, room, lambda states: F.linear(states[:, :width], *split),
-                  1 << (4 * room).bit_length())
+    room = encoder.beam * merges
+    arena = Arena(encoder.grc, leaves, room, *encoder.scorer.split(), 1 << (4 * room).bit_length())
     arena.shared = arena.kept is None and leaves.device.type == "cpu"  # a look-up waits for values
     return arena
 
@@ -173,7 +172,7 @@ def search_chunks(
     real = length_mask(longest, below.shape[-1]).to(below.device)[:, None]
     rows = F.pad(torch.where(real, results[below[order]], 0), (1, 1)).flatten(0, 1)
     def compose(around, step):
-        made = find_pairs(arena, around[:, 1], around[:, 2])[:, None]
+        made = find_pairs(arena, around[:, 1:3])[:, None]
         met = torch.cat([around[:, :1], made, around[:, 3:]], 1)
         met = arena.notes.index_select(0, met.flatten()).view(len(around), 3, 2, -1)
         beside = scorer.finish(met[:, :2, 1] + met[:, 1:, 0])

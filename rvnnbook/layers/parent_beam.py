@@ -8,7 +8,7 @@ __all__ = ['parent_arena', 'compose_neighbors', 'initial_rows', 'merge_places', 
 # %% ../../nbs/implementations/parent_beam.ipynb #c604d0d5
 from collections.abc import Callable
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from .topk import EPSILON, gumbel_noise, one_soft
 from .tree_search import (
-    Arena, Lineages, LineageScores, ReplayPlan, find_pairs, follow_back, merge_pairs, plan_replay,
-    propose_pairs, prune_beam, replay, scale_kept, search_states)
+    Arena, copy_to_host, Lineages, LineageScores, ReplayPlan, find_pairs, follow_back, merge_pairs,
+    plan_replay, propose_pairs, prune_beam, replay, scale_kept, search_states)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #42905cd2
 def parent_arena(
@@ -26,19 +26,19 @@ def parent_arena(
     room: int,             # most pairs that may be asked for
 ) -> Arena:                # notes: the score of every node
     "An arena for the leaves and for every pair that a search composes."
-    return Arena(encoder.grc, leaves, room, encoder.scorer[0], 2 * (1 + len(leaves) + room))
+    return Arena(encoder.grc, leaves, room, *encoder.scorer[0].parameters(),
+                 2 * (1 + len(leaves) + room))
 
 def compose_neighbors(
     arena: Arena,          # nodes; it grows
-    left: Tensor,          # places of left children, 0 for no node, (...)
-    right: Tensor,         # places of right children, (...)
-) -> Tensor:               # places of their parents, 0 where a child is no node, (...)
+    children: Tensor,      # places of both children, 0 for no node, (..., 2)
+) -> Tensor:               # places of their parents, (...); no meaning, or 0, where a child is 0
     "Look pairs up, and compose the new ones; all of them off the CPU (rir section 2)."
-    there = torch.minimum(left, right) > 0
-    if left.device.type != "cpu" and arena.kept is None:       # looking up would wait for values
-        return arena.compose(left.flatten(), right.flatten()).view(left.shape) * there
-    places = find_pairs(arena, left[there], right[there])
-    return torch.zeros_like(left).masked_scatter(there, places)
+    if children.device.type != "cpu" and arena.kept is None:   # looking up would wait for values
+        return arena.compose(children.flatten(0, -2)).view(children.shape[:-1])
+    there = (children > 0).all(-1)
+    places = find_pairs(arena, children[there])
+    return torch.zeros_like(children[..., 0]).masked_scatter(there, places)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #10f46ca8
 def initial_rows(
@@ -47,7 +47,7 @@ def initial_rows(
 ) -> Tensor:               # node, its parent with the next node, since when, (B, N, 3) int64
     "Rows of places at the beginning: every pair of leaves is composed (rir section 2)."
     nodes = torch.where(mask, mask.flatten().cumsum(0).view_as(mask), 0)
-    pairs = compose_neighbors(arena, nodes, F.pad(nodes[:, 1:], (0, 1)))
+    pairs = compose_neighbors(arena, torch.stack([nodes, F.pad(nodes[:, 1:], (0, 1))], -1))
     return torch.stack([nodes, pairs, torch.zeros_like(pairs)], -1)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #556712c8
@@ -59,23 +59,18 @@ def merge_places(
     step: int,             # the first step in which the new pairs stand there
 ) -> tuple[Tensor, Tensor]:    # rows (B, K', M - 1, 3); pairs that end, since when (B, K', 3, 2)
     "Replace two nodes by their parent; only the pairs beside it are new (rir section 2)."
-    batch, beam, size, _ = rows.shape
-    flat, width = F.pad(rows, (0, 0, 1, 1)).flatten(0, 2), size + 2     # no node at either end
-    place = arena.places[:max(size + 1, 4)]
-    row = torch.add(origins, arena.places[:batch, None], alpha=beam)[..., None]
-    source = torch.add(place, row, alpha=width)                # entries of the origin
-    near = source[..., :4] + picks[..., None]
-    around = flat.index_select(0, near.flatten()).view(*near.shape, 3)
-    (before, _, _, behind), parent = around[..., 0].unbind(-1), around[..., 1, 1]
-    four = torch.stack([before, parent, parent, behind], -1)
-    left, right = four[..., ::2], four[..., 1::2]
-    pairs, since = compose_neighbors(arena, left, right), arena.places[step].expand_as(left)
-    new = torch.stack([left, pairs, since], -1)
-    place, source = place[:size + 1], source[..., :size + 1]
-    source = source + (source > near[..., 1:2])
-    rows = flat.index_select(0, source.flatten()).view(*source.shape, 3)
-    at = (picks[..., None] + place[:2])[..., None].expand_as(new)
-    return rows.scatter_(2, at, new)[:, :, 1:-1], around[..., :3, 1:]
+    rows, from_all = rows.flatten(2), origins[..., None].expand(-1, -1, 3 * rows.shape[2])
+    rows = F.pad(rows.gather(1, from_all), (3, 3))             # no node at either end
+    entries = arena.places[:rows.shape[2]]
+    at = torch.add(entries[:10], picks[..., None], alpha=3)    # from node before to node behind
+    around = rows.gather(2, at)
+    before, parent, behind = around[..., 0], around[..., 4], around[..., 9]
+    children = torch.stack([before, parent, parent, behind], -1).unflatten(-1, (2, 2))
+    (left, right), since = compose_neighbors(arena, children).unbind(-1), arena.places[step]
+    new = torch.stack([left, since.expand_as(left), parent, right, since.expand_as(left)], -1)
+    rows = torch.where(entries[:-3] > at[..., 5:6], rows[..., 3:], rows[..., :-3])
+    rows = rows.scatter_(2, at[..., 1:6], new).unflatten(2, (-1, 3))
+    return rows[:, :, 1:-1], around[..., 1:].unflatten(-1, (3, 3))[..., :2]
 
 # %% ../../nbs/implementations/parent_beam.ipynb #87967a12
 def place_step(
@@ -84,17 +79,17 @@ def place_step(
     generator: torch.Generator | None = None,    # of the noise, where there is any
 ) -> Callable:                                   # a step for `search_states`
     "Score known parents, choose, make two pairs (rir section 2)."
-    steps = count(1)
+    steps, none = count(1), arena.notes.new_tensor(-torch.inf)
     def step(rows, scores, pairs):
-        logits = arena.notes[:, 0][rows[:, :, :-1, 1]]
+        logits = torch.where(pairs[:, None], arena.notes[:, 0][rows[:, :, :-1, 1]], none)
         noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
-        candidates, picks = propose_pairs(scores, logits, pairs, encoder.beam, noise)
+        candidates, picks = propose_pairs(scores, logits, None, encoder.beam, noise)
         scores, chosen = (kept[:, :encoder.beam] for kept in candidates.flatten(1).sort(
             descending=True, stable=True))
         origins, picks = chosen // picks.shape[-1], picks.flatten(1).gather(1, chosen)
-        norms = logits.masked_fill(~pairs[:, None], -torch.inf).double().logsumexp(-1)
+        norms = logits.double().logsumexp(-1)
         rows, ended = merge_places(arena, rows, origins, picks, next(steps))
-        return rows, scores.to(logits.dtype), picks, origins, ended, norms.gather(1, origins)
+        return rows, scores.to(logits.dtype), picks, origins, ended, norms
     return step
 
 # %% ../../nbs/implementations/parent_beam.ipynb #ed977edc
@@ -104,7 +99,7 @@ class ParentSearch(NamedTuple):
     roots: Tensor          # places of the final nodes, 0 where a slot is empty, (B, K)
     scores: Tensor         # s, -inf where a slot is empty, (B, K) double
     history: list          # of every step: rows, scores, pairs, origins, (B', K') each; pairs that
-                           # end and since when, (B', K', 3, 2); log Z, (B', K')
+                           # end and since when, (B', K', 3, 2); log Z before, (B', K)
     tokens: Tensor         # where the tokens are in the flat batch, (L,)
 
 @torch.no_grad()
@@ -129,11 +124,12 @@ class PairLifetimes(NamedTuple):
     pairs: Tensor          # their places in the arena, (B, K, T, 3)
     since: Tensor          # first step of each, (B, K, T, 3)
     norms: Tensor          # log Z of the hypothesis in that step, (B, K, T)
+    children: Any = None   # places of the children of each pair, (B, K, T, 3, 2)
 
 def trace_lifetimes(
     found: ParentSearch,   # from `search_parents`
 ) -> PairLifetimes:        # empty slots have no pairs
-    "From the final slots to the leaves."
+    "From the final slots to the leaves; all but log Z on the CPU."
     steps, (batch, beam) = len(found.history), found.scores.shape
     origins = torch.arange(beam, device=found.roots.device).repeat(steps, batch, 1)
     ended, norms = (found.roots.new_zeros(steps, batch, beam, 3, 2),
@@ -146,23 +142,23 @@ def trace_lifetimes(
             tail = [0, 0] * (box.dim() - 3)
             box[at] = torch.cat([part if part.shape[1] == beam else F.pad(
                 part, [*tail, 0, beam - part.shape[1]]) for part in parts])
+    ended = torch.cat([ended, found.arena.children(ended[..., 0])], -1)
+    origins, ended, filled = copy_to_host(origins, ended, (found.scores > -torch.inf).long())
     slots, _ = follow_back(origins)
     ended = ended.gather(2, slots[..., None, None].expand_as(ended)).permute(1, 2, 0, 3, 4)
-    pairs, since = (ended * (found.scores > -torch.inf)[..., None, None, None]).unbind(-1)
-    return PairLifetimes(pairs, since, norms.gather(2, slots).permute(1, 2, 0))
+    ended = ended * filled[..., None, None, None] * (ended[..., 2:] > 0).all(-1, keepdim=True)
+    norms = norms.gather(2, origins.gather(2, slots).to(norms.device)).permute(1, 2, 0)
+    return PairLifetimes(ended[..., 0], ended[..., 1], norms, ended[..., 2:])
 
 def plan_pairs(
     arena: Arena,          # where they are
-    pairs: Tensor,         # from `trace_lifetimes`, (B, K, T, 3)
+    lives: PairLifetimes,  # from `trace_lifetimes`
     leaves: int,           # how many leaves there are
-) -> ReplayPlan:           # as `replay` wants it
+) -> ReplayPlan:           # on the CPU
     "Which pairs are to be composed with gradients, lowest first."
-    made = pairs.transpose(2, 3).flatten(1, 2)                     # (B, 3 K, T)
-    family = torch.cat([made[..., None], arena.children(made)], -1).cpu()   # the plan's only copy
-    made, children = family[..., 0], family[..., 1:]
-    lines = Lineages(made, F.pad(children, (1, 1)))
-    plan = plan_replay(lines, torch.arange(1, leaves + 1), arena.used, arena.kept is None)
-    return plan.to(pairs.device)
+    made, children = (box.transpose(2, 3).flatten(1, 2) for box in (lives.pairs, lives.children))
+    lines = Lineages(made, F.pad(children, (1, 1)))                # (B, 3 K, T, ...)
+    return plan_replay(lines, torch.arange(1, leaves + 1), arena.used, arena.kept is None)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #a9c1115c
 def lifetime_scores(
@@ -172,13 +168,13 @@ def lifetime_scores(
     scores: Tensor,        # s, as the search found them, (B, K)
 ) -> Tensor:               # s, with their gradient, (B, K)
     "Scores of final hypotheses, with gradients from pair lifetimes (rir section 2)."
-    pairs = number[lives.pairs]
+    pairs, since, decided = (box.to(logits.device) for box in (
+        number[lives.pairs], lives.since, (lives.pairs > 0).sum(-1) > 1))      # not the last pair
     chosen = F.pad(logits, (0, 1))[pairs[..., 1]]
-    decided = (lives.pairs > 0).sum(-1) > 1                        # there was another pair
     share = (chosen.detach().double() - lives.norms).exp()
     passed = torch.where(decided, share / (share + 2 * EPSILON), 1).clamp(min=1e-37)
     norms = lives.norms - passed.log()
-    passed_only = LineageScores.apply(logits, pairs, lives.since, decided, norms)
+    passed_only = LineageScores.apply(logits, pairs, since, decided, norms)
     passed_only = passed_only + ((passed - 1) * chosen).sum(-1)
     return scores + (passed_only - passed_only.detach())
 
@@ -196,14 +192,15 @@ def parent_search(
         return arena.states[found.roots], scores.to(leaves.dtype), found.history
     lives = trace_lifetimes(found)
     flat = leaves.flatten(0, 1).index_select(0, found.tokens)
-    plan = plan_pairs(arena, lives.pairs, len(flat))
-    nodes = replay(encoder.grc, flat, plan,
-                   scale_kept(encoder.grc, arena.kept, plan.places, leaves))
+    plan = plan_pairs(arena, lives, len(flat))
+    here = plan.to(leaves.device)
+    nodes = replay(encoder.grc, flat, here,
+                   scale_kept(encoder.grc, arena.kept, here.places, leaves), arena.states)
     logits = encoder.scorer[0](nodes[len(flat):]).squeeze(-1)
     number = plan.number - len(flat)
     number[0] = len(logits)                                        # no node
     scores = lifetime_scores(logits, number, lives, scores).to(leaves.dtype)
-    roots = nodes[plan.number[found.roots]]
+    roots = nodes[here.number[found.roots]]
     return torch.where(scores[..., None] > -torch.inf, roots, 0), scores, found.history
 
 # %% ../../nbs/implementations/parent_beam.ipynb #3e24871a

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from ..core import EncoderOutput, check_batch, length_mask, steps_from_tree
 from .cells import GRC
 from .neighbors_linear import log_sums
-from .topk import EPSILON, choice_matrix, gumbel_noise, masked_softmax
+from .topk import EPSILON, choice_matrix, gumbel_noise
 
 # %% ../../nbs/implementations/tree_search.ipynb #7a840263
 def merge_pairs(
@@ -56,18 +56,18 @@ def merge_rows(
 def propose_pairs(
     scores: Tensor,                # s, of hypotheses, -inf where a slot is empty, (B, K)
     logits: Tensor,                # u, of the pairs of each hypothesis, (B, K, M-1)
-    pairs: Tensor,                 # True = both nodes exist, (B, M-1) bool
+    pairs: Tensor | None,          # True = both nodes exist, (B, M-1) bool; None: u = -inf if not
     width: int,                    # most pairs that a hypothesis proposes, >= 1
     noise: Tensor | None = None,   # added for the choice only, (B, K, M-1)
 ) -> tuple[Tensor, Tensor]:        # scores of candidates, picked pairs, (B, K, min(width, M-1))
     "Let every hypothesis propose its best continuations (rir section 2)."
-    missing = ~pairs[:, None]
-    logits = logits.masked_fill(missing, torch.finfo(logits.dtype).min)
-    ranks = logits if noise is None else (logits + noise).masked_fill(missing, -torch.inf)
-    picks = ranks.detach().sort(dim=-1, descending=True, stable=True).indices[..., :width]
-    shares = masked_softmax(logits, pairs[:, None]).gather(-1, picks)
+    logits = logits if pairs is None else logits.masked_fill(~pairs[:, None], -torch.inf)
+    ranks = logits.detach() if noise is None else logits.detach() + noise
+    ranks, picks = (best[..., :width] for best in ranks.sort(descending=True, stable=True))
+    counted = logits.softmax(-1) + EPSILON                     # as `masked_softmax` does
+    shares = (counted / counted.sum(-1, keepdim=True)).gather(-1, picks)
     candidates = scores[..., None] + (shares + EPSILON).log()
-    return candidates.masked_fill(missing.expand_as(logits).gather(-1, picks), -torch.inf), picks
+    return candidates.masked_fill(ranks == -torch.inf, -torch.inf), picks
 
 # %% ../../nbs/implementations/tree_search.ipynb #44ee4385
 def prune_beam(
@@ -414,16 +414,18 @@ def arena_search(
     number = torch.arange(len(arena), device=leaves.device)
     places = number.view(batch, -1)[:, 1 + width:].unflatten(1, (-1, beam)).transpose(0, 1)
     places = places.contiguous()                               # of the nodes of every step
+    slots = arena.view(batch, -1, size)[:, 1 + width:].split(beam, 1)
     keys = leaf_keys(len(arena), arena.device) if encoder.distinct else None
     missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
     def compose(around, step):
-        made = places[step, :len(around) // beam].view(-1)
+        going = len(around) // beam
+        made, slot = places[step, :going].view(-1), slots[step][:going]
         keep = note_kept(cell, kept, made, arena)
         met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
         node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
         halves = F.linear(node[:, :half], *split)              # right half, left half
         beside = met.as_strided((len(met), 2, half), (4 * size, 3 * size - half, 1), dim + half)
-        arena[made] = torch.cat([node, halves], 1)
+        torch.cat([box.view(going, beam, -1) for box in (node, halves)], 2, out=slot)
         if keys is not None:
             keys[made] = hash_pair(*keys[around[:, 1:3]].unbind(1))
         return made[:, None], scorer.finish(halves.view(beside.shape) + beside)
@@ -540,14 +542,17 @@ class Arena:
         cell: GRC,             # composes pairs
         leaves: Tensor,        # leaf states, (L, D); they go to the places 1 to L, and 0 is empty
         room: int,             # most pairs that are composed
-        describe,              # notes of nodes, called as describe(states (R, D)), gives (R, F)
+        weight: Tensor,        # of the notes, a layer that reads the first W channels, (F, W)
+        bias: Tensor,          # of the notes, (F,)
         entries: int,          # entries of the table, >= 1
     ):
-        self.cell, self.describe, self.shared, self.used = cell, describe, True, 1 + len(leaves)
-        self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, describe(leaves)))
-        self.places = torch.arange(total := self.used + room, device=leaves.device)
-        self.codes = torch.full_like(self.places, -1)      # left child * total + right
-        self.table, self.kept = self.codes.new_zeros(entries), blank_kept(cell, total, leaves)
+        self.cell, self.layer, self.shared, self.used = cell, (weight, bias), True, 1 + len(leaves)
+        notes = F.linear(leaves[:, :weight.shape[1]], weight, bias)
+        self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, notes))
+        self.places = torch.arange(len(self.states) + 8, device=leaves.device)     # entries, too
+        self.codes = torch.full_like(self.places[8:], -1)  # left child * total + right
+        self.table = self.codes.new_zeros(entries)
+        self.kept = blank_kept(cell, len(self.codes), leaves)
 
     def children(
         self,
@@ -559,32 +564,31 @@ class Arena:
 
     def compose(
         self,
-        left: Tensor,          # places of left children, (R,)
-        right: Tensor,         # places of right children, (R,)
+        children: Tensor,      # places of both children, (R, 2)
     ) -> Tensor:               # places of their new parents, (R,)
         "Compose pairs into the next places."
-        here = slice(self.used, self.used + len(left))
-        self.used, below = here.stop, self.states[torch.stack([left, right], 1)].flatten(1)
+        here, (weight, bias) = slice(self.used, self.used + len(children)), self.layer
+        self.used, below = here.stop, self.states[children].flatten(1)
         keep = note_kept(self.cell, self.kept, self.places[here], self.states)
         self.states[here] = made = self.cell.norm(children_parts(self.cell, below, keep)[-1])
-        self.notes[here] = self.describe(made)
-        torch.add(right, left, alpha=len(self.codes), out=self.codes[here])
+        torch.addmm(bias, made[:, :weight.shape[1]], weight.T, out=self.notes[here])
+        torch.add(children[:, 1], children[:, 0], alpha=len(self.codes), out=self.codes[here])
         return self.places[here]
 
 # %% ../../nbs/implementations/tree_search.ipynb #bfbe297b
 def find_pairs(
     arena: Arena,          # nodes; it grows
-    left: Tensor,          # places of left children, (R,)
-    right: Tensor,         # places of right children, (R,)
+    children: Tensor,      # places of both children, (R, 2)
 ) -> Tensor:               # places of their parents, (R,)
     "Places of parents, composed where the arena does not find them."
     if not arena.shared:
-        return arena.compose(left, right)
-    total, entries = len(arena.states), hash_pair(left, right) % len(arena.table)
+        return arena.compose(children)
+    total, (left, right) = len(arena.states), children.unbind(1)
+    entries = hash_pair(left, right) % len(arena.table)
     codes, places = left * total + right, arena.table[entries]
     new = (arena.codes[places] != codes).nonzero().squeeze(1)
     fresh, which = codes[new].unique(return_inverse=True)
-    places[new] = arena.compose(fresh // total, fresh % total)[which]
+    places[new] = arena.compose(torch.stack([fresh // total, fresh % total], 1))[which]
     arena.table[entries] = places
     return places
 
@@ -641,30 +645,32 @@ def replay_forward(
     leaves: Tensor,        # leaf states, (L, D)
     plan: ReplayPlan,      # what to compose
     keep: Tensor | None,   # factors of the hidden units, (M, H)
+    made: Tensor | None,   # states of the nodes where they are known, (M, D)
 ) -> tuple[Tensor, list]:  # states of leaves and nodes, (L + M, D); saved for backward
-    "Compose the nodes of a plan in order of height."
-    nodes = torch.cat([leaves, leaves.new_empty(len(plan.children), cell.dim)])
-    start, levels = len(leaves), []
-    factors = repeat(None) if keep is None else keep.split(plan.counts)
-    for pairs, kept in zip(plan.children.split(plan.counts), factors):
+    "Compose the nodes of a plan in order of height, or known ones all at once."
+    known, start, levels = made is not None, len(leaves), []
+    nodes = torch.cat([leaves, made if known else leaves.new_empty(len(plan.children), cell.dim)])
+    counts = [len(plan.children)] if known or not plan.counts else plan.counts
+    factors = repeat(None) if keep is None else keep.split(counts)
+    for pairs, kept in zip(plan.children.split(counts), factors):
         before, parts, mixed = children_parts(cell, nodes[pairs].flatten(1), kept)
         stop = start + len(pairs)
         nodes[start:stop], mean, scale = torch.native_layer_norm(
             mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
         levels.append((before, parts, mixed, mean, scale))
         start = stop
-    return nodes, levels
+    return nodes, [torch.cat(parts) for parts in zip(*levels)]
 
 # %% ../../nbs/implementations/tree_search.ipynb #eaf8a0e4
 def gate_derivatives(
     parts: Tensor,         # gates before the sigmoid and content, (P, 4 D)
     below: Tensor,         # children side by side, (P, 2 D)
-) -> tuple[Tensor, Tensor]:    # derivative of the gated sum in each part (P, 4 D); gates (P, 3 D)
-    "Derivatives of the cell's gated sum in gates and content (crvnn Eq. 15)."
+) -> Tensor:               # derivatives in the parts, then in the children, (P, 6 D)
+    "Derivatives of the cell's gated sum in gates, content and children (crvnn Eq. 15)."
     dim = below.shape[1] // 2
     opened, content = parts[:, :3 * dim].sigmoid(), parts[:, 3 * dim:]
     slopes = opened * (1 - opened) * torch.cat([below, content], 1)
-    return torch.cat([slopes, opened[:, 2 * dim:]], 1), opened
+    return torch.cat([slopes, opened[:, 2 * dim:], opened[:, :2 * dim]], 1)
 
 def activation_derivative(
     activation: Callable,  # elementwise
@@ -681,22 +687,21 @@ def collect_gradients(
     cell: GRC,             # the cell
     grad: Tensor,          # gradients at leaves and nodes, (L + M, D); completed in place
     plan: ReplayPlan,      # what was composed
-    normed: list,          # what is normed, mean and scale of every height, (R, ...) each
-    at_parts: Tensor,      # derivatives of the gated sum, (M, 4 D); in place the gradients
-    opened: Tensor,        # gates, (M, 3 D); changed
+    normed: list,          # what is normed, mean and scale, (M, ...) each
+    at_sum: Tensor,        # derivatives of the gated sum, (M, 6 D); in place the gradients
     at_hidden: Tensor,     # derivatives of the activation, (M, H); in place the gradients
 ) -> None:
     "Propagate gradients from parents to children, by decreasing height (crvnn Eq. 14-15)."
     own, stop, dim = grad[len(grad) - len(at_hidden):], len(at_hidden), cell.dim
-    for (mixed, *moments), count in zip(normed[::-1], plan.counts[::-1]):
+    for count in plan.counts[::-1]:
         rows = slice(stop - count, stop)
+        mixed, *moments = (box[rows] for box in normed)
         delta, *_ = torch.ops.aten.native_layer_norm_backward(
             own[rows], mixed, [dim], *moments, cell.norm.weight, cell.norm.bias,
             [True, False, False])
-        for box, width in ((at_parts, 4), (opened, 2)):
-            box[rows, :width * dim].unflatten(1, (width, dim)).mul_(delta[:, None])
-        at_hidden[rows].mul_(at_parts[rows] @ cell.w2.weight)
-        at_children = torch.addmm(opened[rows, :2 * dim], at_hidden[rows], cell.w1.weight)
+        at_sum[rows].unflatten(1, (6, dim)).mul_(delta[:, None])
+        at_hidden[rows].mul_(at_sum[rows, :4 * dim] @ cell.w2.weight)
+        at_children = torch.addmm(at_sum[rows, 4 * dim:], at_hidden[rows], cell.w1.weight)
         grad.index_add_(0, plan.children[rows].flatten(), at_children.view(-1, dim))
         stop -= count
 
@@ -705,33 +710,29 @@ def collect_gradients(
 class Replay(torch.autograd.Function):
     "Nodes of a plan in order of height; weight gradients in one product each."
     @staticmethod
-    def forward(ctx, leaves: Tensor, plan: ReplayPlan, keep: Tensor | None, cell: GRC,
-                *parameters) -> Tensor:                        # named, so that they get gradients
-        nodes, ctx.levels = replay_forward(cell, leaves, plan, keep)
-        ctx.save_for_backward(nodes, keep)
+    def forward(ctx, leaves: Tensor, plan: ReplayPlan, keep: Tensor | None, made: Tensor | None,
+                cell: GRC, *parameters) -> Tensor:             # named, so that they get gradients
+        nodes, saved = replay_forward(cell, leaves, plan, keep, made)
+        ctx.save_for_backward(nodes, keep, *saved)
         ctx.plan, ctx.cell = plan, cell
         return nodes
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple:
-        (nodes, keep), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
-        if not ctx.levels:
-            return grad, None, None, None, *map(torch.zeros_like, cell.parameters())
-        hidden, at_hidden = activation_derivative(
-            cell.activation, torch.cat([before for before, *_ in ctx.levels]))
+        (nodes, keep, before, parts, *normed), cell = ctx.saved_tensors, ctx.cell
+        hidden, at_hidden = activation_derivative(cell.activation, before)
         if keep is not None:
             hidden, at_hidden = hidden * keep, at_hidden * keep
-        below = nodes[ctx.plan.children].flatten(1)
-        _, parts, *normed = zip(*ctx.levels)
-        at_parts, opened = gate_derivatives(torch.cat(parts), below)
-        collect_gradients(cell, grad, ctx.plan, list(zip(*normed)), at_parts, opened, at_hidden)
+        below, grad = nodes[ctx.plan.children].flatten(1), grad.clone()
+        at_sum = gate_derivatives(parts, below)
+        collect_gradients(cell, grad, ctx.plan, normed, at_sum, at_hidden)
         at_leaves, own = grad.split([len(grad) - len(hidden), len(hidden)])
-        mixed, mean, scale = map(torch.cat, normed)
+        (mixed, mean, scale), at_parts = normed, at_sum[:, :4 * cell.dim]
         _, *at_norm = torch.ops.aten.native_layer_norm_backward(
             own, mixed, [cell.dim], mean, scale, cell.norm.weight, cell.norm.bias,
             [False, True, True])
-        return (at_leaves, None, None, None, at_hidden.T @ below, at_hidden.sum(0),
+        return (at_leaves, None, None, None, None, at_hidden.T @ below, at_hidden.sum(0),
                 at_parts.T @ hidden, at_parts.sum(0), *at_norm)
 
 # %% ../../nbs/implementations/tree_search.ipynb #5e8d31aa
@@ -740,9 +741,12 @@ def replay(
     leaves: Tensor,        # leaf states, (L, D)
     plan: ReplayPlan,            # what to compose
     keep: Tensor | None = None,    # factors of the hidden units, (M, H); None: no dropout
+    states: Tensor | None = None,  # of all places, if a search composed them; not used on the CPU
 ) -> Tensor:               # states of leaves and nodes, (L + M, D)
     "Compose the nodes of a plan, with gradients."
-    return Replay.apply(leaves, plan, keep, cell, *cell.parameters())
+    known = states is not None and states.device.type != "cpu"     # one batch: fewer launches
+    made = states[plan.places] if known else None
+    return Replay.apply(leaves, plan, keep, made, cell, *cell.parameters())
 
 # %% ../../nbs/implementations/tree_search.ipynb #022ab9b0
 class LineageScores(torch.autograd.Function):
@@ -875,7 +879,8 @@ def replay_levels(
                        last.kept is None)
     here = plan.to(device)
     nodes = replay(encoder.grc, leaves.flatten(0, 1).index_select(0, inside.to(device)), here,
-                   scale_kept(encoder.grc, last.kept, here.places, leaves))
+                   scale_kept(encoder.grc, last.kept, here.places, leaves),
+                   last.arena[:, :encoder.dim])
     logits, pairs = score_pairs(encoder.scorer, nodes, plan.number,
                                 [line.around for line in lines])
     scores = lineage_scores(logits, pairs, levels, lines)
