@@ -200,15 +200,26 @@ def _split_rows(held, ended, places, width, kept):
         ended[1:3] = (scatter_back(tensor, places[out], width) for tensor in ended[1:3])
     return ended, [tensor.index_select(0, on) for tensor in kept]
 
+# %% ../../nbs/implementations/crvnn.ipynb #c692824c
+def _runs_within(lengths, width, device):
+    "As runs_of, for sentences of these lengths between START and END, padded to a width."
+    inner = F.pad(length_mask(torch.tensor(lengths) - 1, width - 1), (1, 0))
+    return tuple(PositionIndex(index.places.to(device)) for index in runs_of(inner))
+
+def _in_order(halted):
+    "Results of sentences that halted at different times, in the order of the batch."
+    rows, *results = (torch.cat(parts) for parts in zip(*halted))
+    order = rows.argsort()
+    return tuple(result[order] for result in results)
+
 # %% ../../nbs/implementations/crvnn.ipynb #c692824b
 def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshold,
                           recompute=False, compaction=0.0, every=1) -> tuple[tuple, list]:
     """Repeat rounds until sentences halt or use up their budget (crvnn section 3.3, Alg. 1-2).
 
-    `budget`: most rounds, (B,); `decide`: as CRvNN.decide; `recompute`: rounds again in the
-    backward pass; `compaction`: take out positions that exist no more than this; `every`: rounds
-    after which halted sentences are removed, 1 with compaction. Returns: (states, exists, rounds)
-    of all; (rows, e, c, places) of every round."""
+    `budget`: most rounds, (B,); `recompute`: rounds again in the backward pass; `compaction`: take
+    out positions that exist no more than this; `every`: rounds after which halted sentences leave,
+    1 with compaction. Returns: (states, exists, rounds); (rows, e, c, places) of every round."""
     a_round = partial(checkpoint, soft_round, use_reentrant=False) if recompute else soft_round
     width, rows = exists.shape[1], torch.arange(len(states), device=states.device)
     places = torch.arange(width, device=states.device).expand(exists.shape)
@@ -220,14 +231,13 @@ def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshol
         if looks:
             held, lengths = torch.stack([going, tokens.sum(1)]).tolist()
             lengths = [length for length, on in zip(lengths, held) if on]
-            runs = runs if every == 1 else None
+            runs = runs if every == 1 and all(held) else None
         if not all(held):
             ended, kept = _split_rows(
                 held, (rows, states, exists, taken), places if compaction else None, width,
                 (rows, budget, states, exists, tokens, arrived, places, taken, going))
             halted.append(ended)
             rows, budget, states, exists, tokens, arrived, places, taken, going = kept
-            runs = None
         if not len(rows):
             break
         if compaction:
@@ -237,17 +247,12 @@ def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshol
             runs = None
         if runs is None:
             allowed = tokens & F.pad(tokens[:, 1:], (0, 1))            # all but the last
-            inner = F.pad(length_mask(torch.tensor(lengths) - 1, width - 1), (1, 0))
-            runs = [PositionIndex(index.places.to(rows.device))
-                    for index in runs_of(allowed if compaction else inner)]
+            runs = runs_of(allowed) if compaction else _runs_within(lengths, width, rows.device)
         now = allowed if looks else allowed & going[:, None]       # some may have ended since
         before, taken = exists.detach(), taken + going
-        states, exists, arrived, composes = a_round(states, exists, now, arrived, decide, cell,
-                                                    runs)
-        rounds.append((rows, before, composes.detach(), places))
-    rows, *results = (torch.cat(parts) for parts in zip(*halted))
-    order = rows.argsort()
-    return tuple(result[order] for result in results), rounds
+        states, exists, arrived, merged = a_round(states, exists, now, arrived, decide, cell, runs)
+        rounds.append((rows, before, merged.detach(), places))
+    return _in_order(halted), rounds
 
 # %% ../../nbs/implementations/crvnn.ipynb #3e998852
 def halt_penalty(

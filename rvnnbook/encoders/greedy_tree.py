@@ -30,6 +30,15 @@ def _replace_position(links: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
     links[0, to], links[1, before] = before, to
     return to, torch.cat([before, to, to, after]).view(2, -1)
 
+# %% ../../nbs/implementations/greedy_tree.ipynb #f6138d1c
+def _heights_of(merges, count):
+    "Composition steps of all positions, on the CPU, from the positions merged in every round."
+    merges = copy_to_host(*merges) if merges else []
+    trees, heights = torch.zeros(2, count, dtype=torch.int64)
+    for sent, to in zip(merges[::2], merges[1::2]):
+        trees[sent] = heights[to] = 1 + torch.maximum(heights[sent], heights[to])
+    return trees
+
 # %% ../../nbs/implementations/greedy_tree.ipynb #f6138d1b
 @torch.no_grad()
 def find_trees(
@@ -69,11 +78,7 @@ def find_trees(
         merges += [sent, to]
         if device.type == "cpu":       # elsewhere, which pairs there are is not looked up
             members = members[:, inside[members].all(0)]
-    merges = copy_to_host(*merges) if merges else []
-    trees, heights = torch.zeros(2, len(states), dtype=torch.int64)
-    for sent, to in zip(merges[::2], merges[1::2]):
-        trees[sent] = heights[to] = 1 + torch.maximum(heights[sent], heights[to])
-    return trees.view(batch, -1)[:, 1:-1]
+    return _heights_of(merges, len(states)).view(batch, -1)[:, 1:-1]
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #c2fd06f0
 class TreeParts(Encoder):

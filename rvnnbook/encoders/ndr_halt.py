@@ -91,10 +91,11 @@ def _halt_act(step: Callable, sure: Callable, states: Tensor, there: Tensor, lim
                 break
     return mean, cost, used
 
-# %% ../../nbs/implementations/ndr_halt.ipynb #444749fb
+# %% ../../nbs/implementations/ndr_halt.ipynb #444749fa
 HALT_RULES = ("taken", "act")
 LAYERS_BETWEEN_WAITS = 8   # on an accelerator, where removing sentences waits for values
 
+# %% ../../nbs/implementations/ndr_halt.ipynb #444749fb
 class HaltingNDR(NDR):
     "Neural Data Router that stops by existence or by adaptive computation time."
     def __init__(

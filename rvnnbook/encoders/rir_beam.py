@@ -139,7 +139,8 @@ def shared_arena(
 ) -> Arena:                # notes: the halves of every node, as right child and as left child
     "An arena for the nodes of all levels (rir section 3.1)."
     room = encoder.beam * merges
-    arena = Arena(encoder.grc, leaves, room, *encoder.scorer.split(), 1 << (4 * room).bit_length())
+    weight, bias = encoder.scorer.split()
+    arena = Arena(encoder.grc, leaves, room, weight, bias, 1 << (4 * room).bit_length())
     arena.shared = arena.kept is None and leaves.device.type == "cpu"  # a look-up waits for values
     return arena
 

@@ -26,7 +26,8 @@ def parent_arena(
     room: int,             # most pairs that may be asked for
 ) -> Arena:                # notes: the score of every node
     "An arena for the leaves and for every pair that a search composes."
-    return Arena(encoder.grc, leaves, room, *encoder.scorer[0].parameters(),
+    layer = encoder.scorer[0]
+    return Arena(encoder.grc, leaves, room, layer.weight, layer.bias,
                  2 * (1 + len(leaves) + room))
 
 def compose_neighbors(

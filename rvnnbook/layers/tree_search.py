@@ -649,7 +649,8 @@ def replay_forward(
 ) -> tuple[Tensor, list]:  # states of leaves and nodes, (L + M, D); saved for backward
     "Compose the nodes of a plan in order of height, or known ones all at once."
     known, start, levels = made is not None, len(leaves), []
-    nodes = torch.cat([leaves, made if known else leaves.new_empty(len(plan.children), cell.dim)])
+    room = leaves.new_empty(len(plan.children), cell.dim) if made is None else made
+    nodes = torch.cat([leaves, room])
     counts = [len(plan.children)] if known or not plan.counts else plan.counts
     factors = repeat(None) if keep is None else keep.split(counts)
     for pairs, kept in zip(plan.children.split(counts), factors):
@@ -744,8 +745,9 @@ def replay(
     states: Tensor | None = None,  # of all places, if a search composed them; not used on the CPU
 ) -> Tensor:               # states of leaves and nodes, (L + M, D)
     "Compose the nodes of a plan, with gradients."
-    known = states is not None and states.device.type != "cpu"     # one batch: fewer launches
-    made = states[plan.places] if known else None
+    made = None
+    if states is not None and states.device.type != "cpu":         # one batch: fewer launches
+        made = states[plan.places]
     return Replay.apply(leaves, plan, keep, made, cell, *cell.parameters())
 
 # %% ../../nbs/implementations/tree_search.ipynb #022ab9b0

@@ -152,7 +152,7 @@ def frame_marks(
         left, right = (places[i, i][0] + side * (max(13, 4.5 * len(tokens[i]) + 7) - 2)
                        for i, side in ((first, -1), (last, 1)))
         top, color = places[first, last][1] - 14, COLORS[bool(inner)]
-        marks.append(f'<rect class="frame" x="{left:.1f}" y="{top:.1f}" rx="8" '
+        marks.append(f'<rect class="chunk" x="{left:.1f}" y="{top:.1f}" rx="8" '
                      f'width="{right - left:.1f}" height="{low - top:.1f}" fill="{color}" '
                      f'fill-opacity=".1" stroke="{color}"/>')
     return marks
