@@ -338,8 +338,11 @@ def agreement(metrics: dict[str, dict]) -> list[str]:  # of take_turns; nothing 
         return [f"BEWARE: the forms differ by {most:.0e} of the literal form's largest entry "
                 f"({'; '.join(wrong)}). They did not compute the same, and their ratios mean "
                 "nothing."]
+    compared = {split_metric(split)[0] for split in worst}
+    where = "in every case" if 1 < len(compared) == len(cases(metrics)) else (
+        f"at {'; '.join(worst)}")
     sentences = [f"Roots and gradients agree with the literal form's to {most:.0e} of their "
-                 f"largest entry, compared at {'; '.join(worst)}."]
+                 f"largest entry, compared {where}."]
     if tipped := [split for split in worst if "tipped" in metrics[split]]:
         sentences.append(f"At {'; '.join(tipped)} rounding tipped a choice, and the trees are not "
                          "those of the literal form: there roots were compared in double "
