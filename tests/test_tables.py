@@ -131,8 +131,9 @@ def test_runs_that_do_not_belong_together_are_not_averaged():
     assert chosen_runs([run(0.25), new, wide]) == [run(0.25), new], "other settings apart; more seeds first"
     paper = run(0.1, profile="paper", parameters={"dim": 128})
     assert chosen_runs([run(0.25), new, paper]) == [paper], "the larger profile first"
-    halted = run(0.1, profile="paper", parameters={"dim": 128}, finished=False)
+    halted, cut = (run(0.1, profile=profile, parameters={"dim": 128}, finished=False) for profile in ("cpu", "paper"))
     assert chosen_runs([run(0.25), halted]) == [run(0.25)] and chosen_runs([halted]) == [halted], "finished runs first"
+    assert chosen_runs([run(0.25), cut]) == [cut], "which counts less than the profile"
     assert chosen_runs([run(0.9, profile="smoke", seed=3), run(0.5)]) == [run(0.5)]
     assert chosen_runs([]) == []
 

@@ -90,7 +90,7 @@ def chosen_runs(records: Iterable[dict]) -> list[dict]:        # of one model
         settings = json.dumps(record["parameters"], sort_keys=True)
         key = record["experiment"], record["profile"], settings, record["finished"]
         groups.setdefault(key, []).append(record)
-    rank = lambda group: (group[0]["finished"], PROFILES.index(group[0]["profile"]), len(group),
+    rank = lambda group: (PROFILES.index(group[0]["profile"]), group[0]["finished"], len(group),
                           group[-1]["recorded"])
     return sorted(max(groups.values(), key=rank, default=[]), key=lambda r: r["seed"])
 
