@@ -78,6 +78,11 @@ def test_a_trace_keeps_the_ends_and_at_most_two_hundred_points(count, jump):
     assert max(gaps, default=0) - min(gaps, default=0) <= 1, "evenly chosen"
 
 
+def test_a_training_without_a_validation_is_not_recorded():
+    with pytest.raises(ValueError, match="nothing was validated yet"):
+        make_trace([])
+
+
 def test_a_record_of_a_real_training_in_two_sittings(tmp_path):
     "What lab.train hands over is what a record takes."
     code = """

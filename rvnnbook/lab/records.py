@@ -308,6 +308,8 @@ class Trace(_Strict):
 def make_trace(history: Iterable[dict], trees: Iterable[str] = ()) -> dict:    # rows; texts
     "A compact trace of a training: evenly chosen rows, the first and the last among them."
     rows = list(history)
+    if not rows:
+        raise ValueError("nothing was validated yet; continue the training, then record it")
     if len(rows) > POINTS:
         rows = [rows[round(i * (len(rows) - 1) / (POINTS - 1))] for i in range(POINTS)]
     short = lambda x: float(f"{x:.6g}") if isinstance(x, float) else x
