@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from rvnnbook.core import Encoder, batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.crvnn import (
-    COMPETITIONS,
     DECISIONS,
     CRvNN,
     CRvNNParts,
@@ -45,7 +44,7 @@ DIM = 3
 lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 seeds = st.integers(0, 10**6)
 COMPETING = [modulated_sigmoid, modulated_sigmoid_exp]
-DENSE = [DECISIONS[name, "dense"] for name in COMPETITIONS]
+DENSE = list(DECISIONS.values())
 
 
 ATTRIBUTES = "retriever", "form", "checkpoint", "compaction"
@@ -145,7 +144,7 @@ def slowly(encoder, x, rounds=None):
 
 
 @pytest.mark.parametrize("modulation, retriever, options", [
-    *product(COMPETITIONS, RETRIEVERS, [{}]), ("scores", "eq5", {"transition_dim": 0, "window": 1, "scorer_activation": "relu"}),
+    *product(DECISIONS, RETRIEVERS, [{}]), ("scores", "eq5", {"transition_dim": 0, "window": 1, "scorer_activation": "relu"}),
     ("exponentials", "eq5", {"kind": SharedNorm, "window": 3, "activation": "gelu_tanh"}), ("none", "eq6", {"threshold": 0.3}),
     ("exponentials", "eq5", {"cell": "lstm"}), ("scores", "eq5", {"checkpoint": True})])
 @few
@@ -303,7 +302,7 @@ def test_rows_decide_alone(rule):
 
 
 @quick
-@given(lengths, seeds, st.sampled_from([1.0, 100.0, 1e4, 1e6]), st.sampled_from(["dense", "linear"]), st.sampled_from(COMPETITIONS))
+@given(lengths, seeds, st.sampled_from([1.0, 100.0, 1e4, 1e6]), st.sampled_from(["dense", "linear"]), st.sampled_from(list(DECISIONS)))
 @example([4], 0, 1e4, "linear", "exponentials")
 def test_single_precision_at_large_scores(sizes, seed, factor, form, modulation):
     encoder = make(seed, factor, modulation=modulation, form=form).float()
@@ -501,7 +500,7 @@ def test_walks_compete_as_matrices_do(competition, n, seed, height):
     exists = torch.rand(3, n, dtype=torch.float64, generator=draw)         # no zeros: there the matrix form cuts slopes off
     allowed = torch.rand(3, n, generator=draw) < 0.7
     leaves = [tensor.requires_grad_() for tensor in (scores, exists)]
-    found = [DECISIONS[competition, form](scores, allowed, *neighbor_retrievers(exists, form=form))
+    found = [DECISIONS[competition](scores, allowed, *neighbor_retrievers(exists, form=form))
              for form in ("dense", "linear")]
     slopes = [slopes_of([composes], leaves) for composes in found]
     assert all(slope.isfinite().all() for pair in slopes for slope in pair)

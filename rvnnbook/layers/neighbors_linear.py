@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['BLOCK', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'block_sums', 'CumulativeRetrieval', 'LinearRetriever',
            'CumulativeRetriever', 'decayed_sums', 'StickBreakingRetrieval', 'StickBreakingRetriever', 'log_sums',
-           'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'neighbor_form', 'neighbor_retrievers']
+           'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'neighbor_retrievers']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
 import torch
@@ -350,15 +350,6 @@ class CumulativeNeighbors(torch.autograd.Function):
 LINEAR_RETRIEVERS = {"eq5": CumulativeRetriever, "eq6": StickBreakingRetriever}
 DENSE_MAX_LENGTH = {"cpu": 150, "cuda": 1000}          # positions; measured on a CPU only
 
-def neighbor_form(
-    exists: Tensor,            # e, existence, (B, N)
-    form: str = "auto",        # "dense" (matrix), "linear" (retriever), or "auto": by length
-) -> str:                      # "dense" or "linear"
-    "The form of neighbor retrieval for sentences of this length on this device."
-    check_choice("form", form, ("auto", "dense", "linear"))
-    longest = DENSE_MAX_LENGTH["cpu" if exists.is_cpu else "cuda"]
-    return form if form != "auto" else "dense" if exists.shape[-1] <= longest else "linear"
-
 def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
     retriever: str = "eq5",    # "eq5" (cumulative) or "eq6" (stick-breaking)
@@ -366,7 +357,9 @@ def neighbor_retrievers(
 ) -> tuple:                    # left and right, for `retrieve`: matrices (B, N, N) or retrievers
     "Neighbors on both sides, as matrices or linear retrievers (crvnn Eq. 5 or Eq. 6)."
     check_choice("retriever", retriever, LINEAR_RETRIEVERS)
-    if neighbor_form(exists, form) == "linear":
+    check_choice("form", form, ("auto", "dense", "linear"))
+    longest = DENSE_MAX_LENGTH["cpu" if exists.is_cpu else "cuda"]
+    if form == "linear" or form == "auto" and exists.shape[-1] > longest:
         return tuple(LINEAR_RETRIEVERS[retriever](exists, side) for side in ("left", "right"))
     if retriever == "eq5":
         return CumulativeNeighbors.apply(exists)
