@@ -81,14 +81,11 @@ def seen_keys(
     device: torch.device | str = "cpu",    # where the table is made
 ) -> Tensor:                               # True = query i can retrieve key j, (N, N) bool
     "Which keys a query can retrieve: never itself, and one side only if asked for."
-    everywhere = torch.ones(length, length, dtype=torch.bool, device=device)
-    if direction == "left":
-        return everywhere.tril(-1)
-    if direction == "right":
-        return everywhere.triu(1)
-    if direction is not None:
+    place = torch.arange(length, device=device)
+    rules = {"left": torch.lt, "right": torch.gt, None: torch.ne}        # of key and query
+    if direction not in rules:
         raise ValueError(f"direction must be 'left', 'right' or None, got {direction!r}")
-    return ~torch.eye(length, dtype=torch.bool, device=device)
+    return rules[direction](place, place[:, None])
 
 # %% ../../nbs/attention.ipynb #8e0876eb
 def scale_by_existence(
