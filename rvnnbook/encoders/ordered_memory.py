@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch, steps_from_tree
 from ..layers.cells import ACTIVATIONS, GRC
 from ..layers.tree_search import activation_derivative
 
@@ -102,7 +102,7 @@ def compose_slots(
     token: Tensor,            # x_t, (B, D)
     slots: Tensor,            # M_{t-1} from some slot to the last, (L, B, D)
     candidates: Tensor,       # of the last step at these slots, (L, B, D)
-    sums: tuple,              # probability of a choice at each or above; at or below, (L, B) each
+    sums: Tensor | tuple,     # probability of a choice at each or above; at or below, (L, B) each
 ) -> tuple[Tensor, Tensor, Composed]:    # token and candidates (L + 1, B, D); M_t (L, B, D)
     "One step with given choices, composed where p > 0 (Ordered Memory section 3)."
     cell, norm, dim, plan, start = memory.cell, memory.norm, memory.dim, _slot_plan(sums[0]), 0
@@ -476,14 +476,12 @@ def steps_from_heights(
     heights: list[int],       # entries below each leaf when it is read, (n,)
 ) -> list[int]:               # composition steps, (n,)
     "Composition steps of the tree that a stack with these heights folds."
-    steps, stack = [0] * len(heights), []                      # entries: last leaf, height of tree
-    for leaf, below in enumerate([*heights[1:], 1]):           # in the end everything is composed
-        pending = 0
+    stack = []
+    for pending, below in enumerate([*heights[1:], 1]):        # in the end everything is composed
         while len(stack) >= below:
-            left, height = stack.pop()
-            steps[left] = pending = 1 + max(height, pending)
-        stack.append((leaf, pending))
-    return steps
+            pending = stack.pop(), pending
+        stack.append(pending)
+    return steps_from_tree(stack[0])
 
 def slot_trees(
     shares: Tensor,           # p, (B, N, K)
