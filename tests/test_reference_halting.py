@@ -21,13 +21,13 @@ def shaken(library, reference):
 def by_existence(readout, consumers, threshold):
     torch.manual_seed(1)
     library = HaltingNDR(8, 8, heads=2, readout=readout, takers=consumers, threshold=threshold, gate_bias=1.).double().eval()
-    return shaken(library, HaltByExistence(8, 8, 2, consumers, threshold, readout=readout).double())
+    return shaken(library, HaltByExistence(8, consumers, threshold, layers=8, heads=2, readout=readout).double())
 
 
 def by_probability(readout, halt_bias):
     torch.manual_seed(1)
     library = HaltingNDR(8, 8, heads=2, readout=readout, rule="act", halt_bias=halt_bias).double().eval()
-    return shaken(library, HaltByProbability(8, 8, 2, readout=readout).double())
+    return shaken(library, HaltByProbability(8, layers=8, heads=2, readout=readout).double())
 
 
 def assert_equal(library, reference, weights):

@@ -82,4 +82,4 @@ def test_defaults_and_refusals():
 def test_nothing_of_the_norm_without_one():
     assert not [p for name, p in S4DStack(4, 1, norm="none").named_parameters() if "norm" in name]
     assert len([p for name, p in S4DStack(4, 1, norm="pre").named_parameters() if "norm" in name]) == 4
-    assert isinstance(S4DBlock(4, 8, "none", 0, 0.).norm, torch.nn.Identity)
+    assert isinstance(S4DBlock(4, state_size=8).norm, torch.nn.Identity)

@@ -17,12 +17,10 @@ class S4DBlock(S4DLayer):
     def __init__(
         self,
         dim: int,              # D
-        state_size: int,       # N, real numbers in the state of a channel, even
-        norm: str,             # one of NORMS
-        lag: int,              # g, offset of the kernel over the future, 0 or 1
-        dropout: float,        # dropout of the convolution's output, in [0, 1)
+        lag: int = 0,          # g, offset of the kernel over the future, 0 or 1
+        **options,             # of S4DLayer: state_size, norm, dropout
     ):
-        super().__init__(dim, state_size, norm, dropout, directions=2)
+        super().__init__(dim, directions=2, **options)
         self.lag = lag
 
     forward = S4DLayer.mix       # states are zero on padding
@@ -50,8 +48,8 @@ class S4DStack(Encoder):
         if layers < 1 or lag not in (0, 1):
             raise ValueError(f"layers={layers} must be at least 1, and lag={lag} be 0 or 1")
         self.dim = dim
-        self.s4d = nn.ModuleList(S4DBlock(dim, state_size, norm, lag, dropout)
-                                 for _ in range(layers))
+        self.s4d = nn.ModuleList(S4DBlock(dim, lag, state_size=state_size, norm=norm,
+                                          dropout=dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:

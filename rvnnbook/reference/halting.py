@@ -35,13 +35,11 @@ class HaltByExistence(NDR):
     def __init__(
         self,
         dim: int,                # D, width of a vector
-        layers: int = 20,        # number of layers in training
-        heads: int = 4,          # H, divides D
         consumers: int = 1,      # number of heads that consume, the first ones
         threshold: float = .01,  # epsilon, existence below which a position counts as gone
         **options,               # of NDR
     ):
-        super().__init__(dim, layers, heads, **options)
+        super().__init__(dim, **options)
         self.consumers, self.threshold = consumers, threshold
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -67,13 +65,11 @@ class HaltByProbability(NDR):
     def __init__(
         self,
         dim: int,                # D, width of a vector
-        layers: int = 20,        # number of layers in training
-        heads: int = 4,          # H, divides D
         threshold: float = .01,  # epsilon: a position stops at a sum of 1 - epsilon
         halt_bias: float = -3.,  # initial bias of the halting logit
         **options,               # of NDR
     ):
-        super().__init__(dim, layers, heads, **options)
+        super().__init__(dim, **options)
         self.threshold, self.sure = threshold, nn.Linear(dim, 1)
         nn.init.constant_(self.sure.bias, halt_bias)
 

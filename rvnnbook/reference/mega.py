@@ -60,9 +60,9 @@ class MegaLayer(nn.Module):
     def __init__(
         self,
         dim: int,              # D; values and the network have width 2 D
-        key_dim: int,          # Z, width of queries and keys
-        memories: int,         # n, averages per channel and direction
-        reach: int,            # M, distances from M - 1 on share one number
+        key_dim: int = 64,     # Z, width of queries and keys
+        memories: int = 16,    # n, averages per channel and direction
+        reach: int = 1024,     # M, distances from M - 1 on share one number
     ):
         super().__init__()
         self.widths = [dim, key_dim, 2 * dim, dim]                    # of u, z, rho, W_m m
@@ -98,13 +98,10 @@ class MEGA(nn.Module):
         self,
         dim: int,              # D
         layers: int = 6,       # number of layers, each with its own weights
-        key_dim: int = 64,     # Z, width of queries and keys
-        memories: int = 16,    # n, averages per channel and direction
-        reach: int = 1024,     # M, distances from M - 1 on share one number
+        **options,             # of MegaLayer
     ):
         super().__init__()
-        self.layer = nn.Sequential(*(MegaLayer(dim, key_dim, memories, reach)
-                                     for _ in range(layers)))
+        self.layer = nn.Sequential(*(MegaLayer(dim, **options) for _ in range(layers)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = self.layer(x)
