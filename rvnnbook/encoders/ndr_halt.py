@@ -69,9 +69,8 @@ def _halt_act(step: Callable, sure: Callable, states: Tensor, there: Tensor, lim
     """
     rows = torch.arange(len(states), device=states.device)
     used, mean, running = torch.zeros_like(rows), torch.zeros_like(states), there
-    total = torch.zeros(there.shape, dtype=torch.promote_types(states.dtype, torch.float32),
-                        device=states.device)
-    cost = total
+    total = cost = torch.zeros_like(
+        there, dtype=torch.promote_types(states.dtype, torch.float32))
     for count in range(1, limit + 1):
         after, gate, attention = step(states[rows], there[rows], rows, ~running[..., None])
         chance, before = sure(after).to(total.dtype), total[rows]
