@@ -54,12 +54,7 @@ def modulated_sigmoid(
     return torch.where(allowed, logits.softmax(-1)[..., 0], 0)
 
 # %% ../../nbs/implementations/crvnn.ipynb #2297a509
-def modulated_sigmoid_exp(
-    scores: Tensor,        # u, (B, N)
-    allowed: Tensor,       # positions that may compose, (B, N) bool
-    left,                  # weights of left neighbors, (B, N, N), or a retriever
-    right,                 # weights of right neighbors, (B, N, N), or a retriever
-) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
+def modulated_sigmoid_exp(scores: Tensor, allowed: Tensor, left, right) -> Tensor:  # as above
     "Competition with the neighbors' expected exponentials, as in published code."
     if not isinstance(left, Tensor):
         return modulated_sigmoid_exp_linear(scores, allowed, left, right)
@@ -72,12 +67,8 @@ def modulated_sigmoid_exp(
     return mine / (mine + (-top).exp() + rivals.sum(-1))
 
 # %% ../../nbs/implementations/crvnn.ipynb #d23512c5
-def modulated_sigmoid_exp_linear(
-    scores: Tensor,        # u, (B, N)
-    allowed: Tensor,       # positions that may compose, (B, N) bool
-    left,                  # a retriever for left neighbors, from neighbors_linear
-    right,                 # a retriever for right neighbors
-) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
+def modulated_sigmoid_exp_linear(scores: Tensor, allowed: Tensor,      # as above
+                                 left, right) -> Tensor:               # retrievers
     "Competition with expected exponentials for retrievers, in double precision."
     logs = scores.double().masked_fill(~allowed, -torch.inf)
     least = logs.detach().clamp(min=0)

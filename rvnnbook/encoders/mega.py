@@ -71,15 +71,8 @@ def _gated_head(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor,
 # %% ../../nbs/implementations/mega.ipynb #aa6830b0
 class MegaLayer(nn.Module):
     "Averages, one gated head, a position-wise network (Ma et al. 2023, sections 3.2 and 3.4)."
-    def __init__(
-        self,
-        dim: int,                  # D, width of a state
-        key_dim: int,              # Z, width of queries and keys
-        memories: int,             # n, averages of a channel in each direction
-        reach: int,                # M, distances from M - 1 on share a bias
-        norm: str,                 # "pre" or "post"
-        dropout: float,            # dropout of candidates and of the network, in [0, 1)
-    ):
+    def __init__(self, dim: int, key_dim: int, memories: int,      # as for MEGA
+                 reach: int, norm: str, dropout: float):           # as for MEGA
         super().__init__()
         hidden = 2 * dim           # E, width of values and inside the position-wise network
         self.parts, self.place = [dim, key_dim, hidden, dim], norm

@@ -25,12 +25,7 @@ def directional_bias(
 # %% ../../nbs/implementations/ndr.ipynb #af9cdfc9
 class RoutingAttention(nn.Module):
     "Geometric attention heads with a direction (design_space Eq. 4-7)."
-    def __init__(
-        self,
-        dim: int,                         # D, width of a state
-        heads: int,                       # H, must divide D
-        normalize: bool = False,          # divide each row of the weights by its sum
-    ):
+    def __init__(self, dim: int, heads: int, normalize: bool = False):   # as for RouterParts
         super().__init__()
         width = dim // heads
         self.heads, self.normalize = heads, normalize

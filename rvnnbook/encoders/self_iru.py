@@ -81,11 +81,7 @@ class LinearBase(nn.Module):
 # %% ../../nbs/implementations/self_iru.ipynb #57c214f8
 class LSTMBase(nn.Module):
     "F as three LSTMs that read the tokens, each with a private state (self_iru section 2.3)."
-    def __init__(
-        self,
-        dim: int,                # D
-        nodes: int,              # M, nodes with weights of their own
-    ):
+    def __init__(self, dim: int, nodes: int):                   # as for LinearBase
         super().__init__()
         self.parts = nn.ModuleList([nn.LSTM(dim, dim, batch_first=True) for _ in range(3 * nodes)])
 

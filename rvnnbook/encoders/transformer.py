@@ -86,13 +86,8 @@ def multi_head_attention(
 # %% ../../nbs/implementations/transformer.ipynb #2ed031ff
 class SelfAttention(nn.Module):
     "Retrieve of a Transformer: attention on normalised states (Vaswani et al. 2017)."
-    def __init__(
-        self,
-        dim: int,                       # D, width of a state
-        heads: int,                     # H
-        dropout: float,                 # dropout of what is fetched, in [0, 1)
-        position: str,                  # one of POSITIONS
-    ):
+    def __init__(self, dim: int, heads: int, dropout: float,       # as for Transformer
+                 position: str):                                   # as for Transformer
         super().__init__()
         self.heads, self.position = heads, position
         self.norm, self.dropout = nn.LayerNorm(dim), nn.Dropout(dropout)
@@ -110,13 +105,8 @@ class SelfAttention(nn.Module):
 # %% ../../nbs/implementations/transformer.ipynb #ed1417f2
 class FeedForward(nn.Module):
     "Compose of a Transformer: two layers at every position by itself (Vaswani et al. 2017)."
-    def __init__(
-        self,
-        dim: int,                       # D, width of a state
-        hidden: int,                    # width between the two layers
-        activation: str,                # "gelu", "gelu_tanh" or "relu"
-        dropout: float,                 # dropout of what is added, in [0, 1)
-    ):
+    def __init__(self, dim: int, hidden: int, activation: str,     # as for Transformer
+                 dropout: float):                                  # as for Transformer
         super().__init__()
         self.activation, self.norm = ACTIVATIONS[activation], nn.LayerNorm(dim)
         self.w1, self.w2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)

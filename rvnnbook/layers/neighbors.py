@@ -21,9 +21,7 @@ def cumulative_weights(
     return torch.where(gathered <= 1, there, torch.maximum(wanted, torch.zeros_like(wanted)))
 
 # %% ../../nbs/neighbors.ipynb #1326f7cf
-def stick_breaking_weights(
-    exists: Tensor,        # e, existence, (B, N) in [0, 1], 0 on padding
-) -> Tensor:               # p, weight of j as left neighbor of i, (B, N, N); rows sum to <= 1
+def stick_breaking_weights(exists: Tensor) -> Tensor:                      # as cumulative_weights
     "Left-neighbor probabilities when positions exist independently (crvnn Eq. 6)."
     there = exists[:, None].expand(-1, exists.shape[1], -1).tril(-1)     # e_j for j < i, else 0
     passed = (1 - there).flip(-1).cumprod(-1).flip(-1)                   # product over l >= j

@@ -61,12 +61,7 @@ class Scan(torch.autograd.Function):
         return to_b * _states_before(c, c0), to_b, f[:, 0] * to_b[:, 0], None
 
 # %% ../../nbs/implementations/scan.ipynb #f6133e4f
-def scan_blocks(
-    f: Tensor,                   # f_t, (B, T, D)
-    b: Tensor,                   # b_t, (B, T, D)
-    c0: Tensor,                  # the state to begin with, (B, D)
-    back: bool = False,          # begin behind step T: c_t = f_t c_(t+1) + b_t
-) -> Tensor:                     # c_1, ..., c_T, (B, T, D)
+def scan_blocks(f: Tensor, b: Tensor, c0: Tensor, back: bool = False) -> Tensor:  # as scan_loop
     "All states in about 2 sqrt(2 T) steps: blocks side by side, without gradients."
     c, length, order = torch.empty_like(b), b.shape[1], slice(None, None, -1 if back else 1)
     size = max(1, math.isqrt(length // 2))                           # K

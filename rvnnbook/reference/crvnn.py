@@ -38,9 +38,7 @@ def left_weights(
     return torch.minimum(exists[None, :], (1 - between).clamp(min=0)).tril(-1)
 
 # %% ../../nbs/crvnn.ipynb #1bab7cc4
-def right_weights(
-    exists: Tensor,            # e, existence, (N,) in [0, 1]
-) -> Tensor:                   # p, weight of j as right neighbor of i, (N, N)
+def right_weights(exists: Tensor) -> Tensor:     # as left_weights
     "Right neighbors: the mirror image (crvnn Eq. 5)."
     return left_weights(exists.flip(0)).flip(0, 1)
 
@@ -94,9 +92,7 @@ class CRvNN(nn.Module):
     "Continuous recursive neural network, for one sentence (crvnn section 3)."
     def __init__(
         self,
-        dim: int,                      # D, width of token vectors and states
-        window: int = 2,               # kappa, neighbors seen on each side
-        transition_dim: int = 64,      # width of the transition features
+        dim: int, window: int = 2, transition_dim: int = 64,     # as for MergeDecision
         threshold: float = 0.01,       # epsilon, least existence that counts
     ):
         super().__init__()

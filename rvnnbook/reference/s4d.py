@@ -64,11 +64,7 @@ class StateSpaces(nn.Module):
 # %% ../../nbs/state_spaces.ipynb #4b5a1d17
 class S4DBlock(nn.Module):
     "State spaces, GELU, gated linear unit, residual and norm: (T, D) -> (T, D) (rir App. J)."
-    def __init__(
-        self,
-        dim: int,                # D
-        state_size: int = 64,    # N
-    ):
+    def __init__(self, dim: int, state_size: int = 64):      # as for StateSpaces
         super().__init__()
         self.kernel, self.D = StateSpaces(dim, state_size), nn.Parameter(torch.randn(1, dim))
         self.glu, self.norm = nn.Linear(dim, 2 * dim), nn.LayerNorm(dim)

@@ -39,10 +39,7 @@ def pair_up(
 class PairClassifier(Classifier):
     "One label for each pair of sentences, with one encoder for both (crvnn App. A)."
     def __init__(
-        self,
-        encoder: Encoder,              # any encoder of the book, with its width in encoder.dim
-        vocabulary: int,               # V, number of token types
-        classes: int,                  # number of labels, >= 2; two labels share one score
+        self, encoder: Encoder, vocabulary: int, classes: int,    # as for Classifier
         layers: int = 2,               # layers of the head, 1 or 2
         features: str = "paper",       # order of the features, "paper" or "code"
         **options,                     # of Classifier: embedding_dim, dropout_in, dropout_out
