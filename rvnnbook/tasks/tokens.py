@@ -130,13 +130,8 @@ class TopDown(nn.Module):
 
 # %% ../../nbs/implementations/beyond.ipynb #784021b4
 class TokenClassifier(nn.Module):
-    "Embedding, encoder with token states and head: logits for every token (rir App. H)."
-    def __init__(
-        self,
-        encoder: Any,              # any encoder that gives states, with its width in encoder.dim
-        vocabulary: int,           # V, number of token types
-        classes: int,              # number of labels
-    ):
+    "Embedding, encoder that gives states, and head: logits for every token (rir App. H)."
+    def __init__(self, encoder: Any, vocabulary: int, classes: int):     # as for Classifier
         super().__init__()
         self.encoder = encoder
         self.embedding = nn.Embedding(vocabulary, encoder.dim)
