@@ -100,7 +100,7 @@ RENAMED |= {
         "lived_scores": "lifetime_scores", "renew": "merge_places"},
     "encoders.rir": {"Fold": "LeftFold"},
     "encoders.rir_beam": {"add_up": "sum_scores", "appeared": "layers.tree_search.birth_steps",
-        "nest": "search_levels", "one_after_the_other": "layers.tree_search.concat_lineages",
+        "nest": "search_levels",
         "pair_scores": "layers.tree_search.score_pairs"},
     "encoders.rvnn": {"compose_posted": "layers.given_trees.compose_by_height",
         "compose_rounds": "layers.given_trees.compose_by_height"},

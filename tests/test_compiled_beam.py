@@ -144,11 +144,11 @@ def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activatio
         assert mine[alive].equal(theirs[alive])
     norms = [log.norms.movedim(0, 2).gather(1, own.slots)[lines[1].made > 0] for log, own in zip((other, one), lines)]
     assert_close(*norms, rtol=1e-11, atol=1e-11)
-    assert_close(other.arena[other.roots[alive]], one.arena[one.roots[alive]], rtol=1e-9, atol=1e-9)
-    if one.kept is None:
-        assert other.kept is None
+    assert_close(other.arena.nodes[other.roots[alive]], one.arena.nodes[one.roots[alive]], rtol=1e-9, atol=1e-9)
+    if one.arena.kept is None:
+        assert other.arena.kept is None
     else:
-        assert other.kept.equal(one.kept)
+        assert other.arena.kept.equal(one.arena.kept)
 
 
 def test_ties_are_told_from_choices():
@@ -183,7 +183,7 @@ def test_single_precision_is_near_double():
         exact = compiled_search(encoder, leaves, torch.tensor([8]))
         rough = compiled_search(encoder.float(), leaves.float(), torch.tensor([8]))
         assert_close(rough.scores, exact.scores.float(), rtol=1e-4, atol=1e-4)
-        assert rough.arena.dtype == torch.float32
+        assert rough.arena.nodes.dtype == torch.float32
 
 
 # ---- which of the two

@@ -57,7 +57,7 @@ def test_decisions_are_the_same(sizes, beam, seed, train, search):
     assert trees is None and isinstance(log, Search)
     assert torch.equal(scores > -torch.inf, log.scores > -torch.inf)
     real = scores > -torch.inf
-    assert_same([log.scores[real], log.arena[log.roots][..., :DIM][real]], [scores[real], states[real]])
+    assert_same([log.scores[real], log.arena.states[log.roots][real]], [scores[real], states[real]])
     orders = [math.factorial(n - 1) if beam > 1 else 1 for n in sizes.tolist()]
     assert all(int(alive) <= min(count, beam) for alive, count in zip(real.sum(1), orders))
     if not train:
@@ -205,15 +205,15 @@ def test_twins_are_replayed_once():
     leaves, sizes = torch.randn(1, 12, DIM, dtype=torch.float64), torch.tensor([12])
     log = arena_search(encoder, leaves, sizes)
     lines, = survivors([log])
-    heights, keys = label_nodes(lines, len(log.arena))
-    trees = [tree_from_steps(steps) for steps in final_trees(lines, torch.arange(1, 13)[None], log.roots, sizes)[0].tolist()]
+    heights, keys = label_nodes([lines], len(log.arena.nodes))
+    trees = [tree_from_steps(steps) for steps in final_trees([lines], log.roots, sizes)[0].tolist()]
 
     def inner(tree):
         return {tree} | inner(tree[0]) | inner(tree[1]) if isinstance(tree, tuple) else set()
     different = set().union(*map(inner, trees))
-    plan = plan_replay(lines, torch.arange(1, 13), len(log.arena))
+    plan = plan_replay([lines], 12, len(log.arena.nodes))
     assert len(plan.children) == sum(plan.counts) == len(different)
-    apart = plan_replay(lines, torch.arange(1, 13), len(log.arena), twins=False)
+    apart = plan_replay([lines], 12, len(log.arena.nodes), twins=False)
     assert len(apart.children) == len(lines.made.unique()) > len(different)
     for tree, root in zip(trees, log.roots[0]):
         assert int(heights[root]) == depth(tree)
@@ -228,8 +228,7 @@ def test_slopes_of_the_replay():
     encoder = make(6, 3, activation="gelu_tanh")
     leaves, sizes = torch.randn(2, 6, DIM, dtype=torch.float64), torch.tensor([6, 4])
     log = arena_search(encoder, leaves, sizes)
-    places = torch.arange(len(log.arena)).view(2, -1)[:, 1:7][length_mask(sizes)]
-    plan = plan_replay(survivors([log])[0], places, len(log.arena))
+    plan = plan_replay(survivors([log]), 10, len(log.arena.nodes))
     flat = leaves[length_mask(sizes)].clone().requires_grad_()
     keep = (torch.rand(len(plan.children), 10) < .7).double() / .7
     assert torch.autograd.gradcheck(lambda x: replay(encoder.grc, x, plan, keep), flat)

@@ -10,11 +10,11 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, cut_level, nested_search, score_places, shared_arena, string_it)
+from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, cut_level, nested_search, shared_arena, string_it)
 from rvnnbook.lab.subjects import literal_nested
 from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_tree
-from rvnnbook.layers.tree_search import encode_with_search, find_pairs, search_and_replay
+from rvnnbook.layers.tree_search import encode_with_search, find_pairs, score_rows, search_and_replay
 from tests.helpers import DIM, answers, assert_same, batch_of
 
 few = settings(deadline=None, max_examples=25)
@@ -274,20 +274,19 @@ def test_a_table_that_forgets_changes_nothing():
     children = torch.tensor([[1, 2], [2, 3], [1, 2], [4, 5], [2, 3], [1, 2]])
     with torch.no_grad():
         for _ in range(3):
-            one, other = (find_pairs(box, children) for box in (arena, small))
+            (one, _), (other, halves) = (find_pairs(box, children) for box in (arena, small))
             assert_close(arena.states[one], encoder.grc(*leaves[children - 1].unbind(1)))
-            assert torch.equal(small.states[other], arena.states[one])
+            assert torch.equal(small.states[other], arena.states[one]) and torch.equal(halves, arena.notes[one])
         assert arena.used == 18 + 3 < small.used                       # three different pairs; the small one has met some again
-        pairs = score_places(arena, encoder.scorer, one[:2], torch.tensor([5, 0]))
-        assert_close(pairs[0], encoder.scorer(arena.states[one[0]], leaves[4]))
-        assert pairs[1] == -torch.inf
+        pairs = score_rows(arena, encoder.scorer, torch.tensor([[one[0], 5, 3]]))
+        assert_close(pairs[0], encoder.scorer(torch.stack([arena.states[one[0]], leaves[4]]), leaves[[4, 2]]))
 
 
 def test_dropout_shares_nothing():
     encoder = make(12, 3, 4, train=True, dropout=0.5)
     arena = shared_arena(encoder, torch.randn(4, DIM).double(), 3)
     with torch.no_grad():
-        places = find_pairs(arena, torch.tensor([[1, 2]] * 3))
+        places, _ = find_pairs(arena, torch.tensor([[1, 2]] * 3))
     assert len(set(places.tolist())) == 3 and (arena.states[places[0]] != arena.states[places[1]]).any()
     share = float(arena.kept[5:8].double().mean())
     assert 0.2 < share < 0.8 and not arena.kept[8:].any()

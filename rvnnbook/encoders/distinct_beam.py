@@ -35,7 +35,7 @@ def beam_states(
 ) -> BeamStates:
     "Which state every slot had after every step; a sentence that has ended keeps its own."
     (batch, beam), device = log.roots.shape, lengths.device
-    slot, keys = torch.arange(beam, device=device), leaf_keys(len(log.arena), device)
+    slot, keys = torch.arange(beam, device=device), leaf_keys(len(log.arena.nodes), device)
     state, filled = torch.zeros_like(log.roots), (slot == 0).expand(batch, -1)
     found = BeamStates(*(torch.empty_like(log.parents, dtype=kind) for kind in (torch.int64,
                                                                                 torch.bool)))
@@ -87,6 +87,6 @@ def beam_use(
         decisions, common = lengths - 2, common_steps(survivors([log])[0], lengths)
         silent = (common >= decisions) | (use["trees"] == 1)
         use["unheard"] = torch.where(silent, 1, common / decisions.clamp(min=1))
-        return log.arena[log.roots, :encoder.dim], log.scores, None
+        return log.arena.states[log.roots], log.scores, None
     encode_with_search(encoder, x, mask, watched, generator)
     return use

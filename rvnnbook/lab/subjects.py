@@ -194,9 +194,9 @@ def replayed(encoder: EfficientBeam, x: Tensor, mask: Tensor) -> list[int]:    #
     def counted(encoder, leaves, lengths, generator, trace):
         log = arena_search(encoder, leaves, lengths, generator)
         lines, = survivors([log])
-        _, keys = label_nodes(lines, len(log.arena))
+        _, keys = label_nodes([lines], len(log.arena.nodes))
         counts.extend(len(keys[made[made > 0]].unique()) for made in lines.made)
-        return log.arena[log.roots, :encoder.dim], log.scores, None
+        return log.arena.states[log.roots], log.scores, None
     _searched(encoder, x, mask, counted)
     return counts
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rvnnbook.layers.tree_search import (
-    active_counts, arena_search, blank_steps, initial_scores, make_arena, noise_ahead, note_kept,
+    active_counts, arena_search, begin_search, blank_steps, initial_scores, noise_ahead, note_kept,
     Search)
 
 try:
@@ -127,7 +127,7 @@ def select_pairs(
     first: np.ndarray,     # noise of the pairs, (B, K, P), or (B, K, 0)
     second: np.ndarray,    # noise of the proposals, (B, K C), or (B, 0)
     count: int,            # C, proposals of each hypothesis
-    arena: np.ndarray,     # states and halves of all nodes, (B M, D + 2 d)
+    arena: np.ndarray,     # states and halves of all nodes, (P, D + 2 d)
     places: np.ndarray,    # where the new nodes will be, (B, K)
     parents: np.ndarray,   # which hypothesis each new one comes from, (B, K); written
     norms: np.ndarray,     # log Z of that hypothesis, (B, K); written
@@ -200,7 +200,7 @@ def write_nodes(
     places: np.ndarray,    # where the new nodes go, (B, K)
     picks: np.ndarray,     # which pair each of them was, (B, K)
     around: np.ndarray,    # outer left, left, right, outer right, (B, K, 4)
-    arena: np.ndarray,     # (B M, D + 2 d), written
+    arena: np.ndarray,     # (P, D + 2 d), written
     new: Beams,            # hypotheses, their missing scores are written
 ) -> None:
     "A step of the search behind the cell: nodes to their places, scores beside them."
@@ -224,15 +224,14 @@ def compiled_search(
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena with compiled bookkeeping (rir section 2)."
     (batch, width, dim), beam = leaves.shape, encoder.beam
-    arena, kept, *beams = make_arena(encoder, leaves, lengths)
+    arena, *beams = begin_search(encoder, leaves, lengths)
     cell, scorer, counts = encoder.grc, encoder.scorer, active_counts(lengths)
     boxes = blank_steps(len(counts) - 1, batch, beam, leaves)
     final = initial_scores(batch, beam, leaves)
     old = Beams(*(box.view(batch, beam, -1).numpy() for box in beams))
     new, roots = Beams(*map(np.copy, old)), old.rows[..., 1].copy()
-    around, made, parents, norms, scores, nodes = (box.numpy() for box in (*boxes, final, arena))
-    places = len(arena) // batch * np.arange(batch)[:, None] + np.arange(1 + width,
-                                                                         1 + width + beam)
+    around, made, parents, norms, scores, nodes = (box.numpy() for box in (*boxes, final,
+                                                                           arena.nodes))
     gain, shift, last = (p.detach().numpy() for p in (cell.norm.weight, cell.norm.bias,
                                                       scorer[1].weight))
     split, bias, sizes = scorer.split(), float(scorer[1].bias), lengths.numpy()
@@ -240,19 +239,19 @@ def compiled_search(
     draws = (noise_ahead(counts, beam, leaves, generator, most=0)
              if encoder.training and encoder.noise else cycle([quiet, quiet[:, 0]]))
     for step, going in enumerate(counts[:-1]):
-        made[step, :going] = here = places[:going] + beam * step
-        count = min(beam, width - step - 1)
+        made[step, :going] = here = np.arange(going * beam).reshape(going, -1) + arena.used
+        arena.used, count = arena.used + going * beam, min(beam, width - step - 1)
         first, second = next(draws).numpy(), next(draws).numpy()
         picks, below = select_pairs(sizes[:going] - step, old, new, scores, first, second, count,
                                     nodes, here, parents[step], norms[step], around[step], dim)
         hidden = cell.activation(cell.w1(torch.from_numpy(below)))
-        keep = note_kept(cell, kept, torch.from_numpy(here).flatten(), leaves)
+        keep = note_kept(cell, arena.kept, torch.from_numpy(here).flatten(), leaves)
         parts = cell.w2(hidden if keep is None else hidden * keep)
         composed = gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
         halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *split)
         write_nodes(composed, halves.numpy(), last[0], bias, here, picks, around[step], nodes, new)
         roots[:going], old, new = here, new, old
-    return Search(*boxes, torch.from_numpy(roots), final, lengths, arena, kept)
+    return Search(*boxes, torch.from_numpy(roots), final, lengths, arena)
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #9a669ef1
 COMPILE_MIN_LENGTH = 32    # tokens of the longest sentence, from which on a search is compiled

@@ -26,19 +26,21 @@ def parent_arena(
     room: int,             # most pairs that may be asked for
 ) -> Arena:                # notes: the score of every node
     "An arena for the leaves and for every pair that a search composes."
-    layer = encoder.scorer[0]
-    return Arena(encoder.grc, leaves, room, layer.weight, layer.bias,
-                 2 * (1 + len(leaves) + room))
+    dropped, cpu = encoder.training and encoder.grc.dropout.p > 0, leaves.device.type == "cpu"
+    return Arena(encoder.grc, leaves, room, encoder.scorer[0].parameters(),
+                 shared=cpu or dropped)                        # elsewhere, a look-up would wait
 
 def compose_neighbors(
     arena: Arena,          # nodes; it grows
     children: Tensor,      # places of both children, 0 for no node, (..., 2)
 ) -> Tensor:               # places of their parents, (...); no meaning, or 0, where a child is 0
-    "Look pairs up, and compose the new ones; all of them off the CPU (rir section 2)."
-    if children.device.type != "cpu" and arena.kept is None:   # looking up would wait for values
-        return arena.compose(children.flatten(0, -2)).view(children.shape[:-1])
+    "Look pairs up, and compose the new ones; all of them if none are shared (rir section 2)."
+    if not arena.shared:
+        made = arena.compose(pairs := children.flatten(0, -2))
+        torch.add(pairs[:, 1], pairs[:, 0], alpha=len(arena.nodes), out=arena.codes[made])
+        return arena.places[made].view(children.shape[:-1])
     there = (children > 0).all(-1)
-    places = find_pairs(arena, children[there])
+    places, _ = find_pairs(arena, children[there])
     return torch.zeros_like(children[..., 0]).masked_scatter(there, places)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #10f46ca8
@@ -159,7 +161,7 @@ def plan_pairs(
     "Which pairs are to be composed with gradients, lowest first."
     made, children = (box.transpose(2, 3).flatten(1, 2) for box in (lives.pairs, lives.children))
     lines = Lineages(made, F.pad(children, (1, 1)))                # (B, 3 K, T, ...)
-    return plan_replay(lines, torch.arange(1, leaves + 1), arena.used, arena.kept is None)
+    return plan_replay([lines], leaves, arena.used, arena.kept is None)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #a9c1115c
 def lifetime_scores(

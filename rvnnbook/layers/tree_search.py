@@ -3,16 +3,16 @@
 # %% auto #0
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'search_states', 'steps_from_merges', 'build_beam_trace',
            'follow_back', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts', 'initial_scores',
-           'encode_with_search', 'Search', 'make_arena', 'children_parts', 'draw_kept', 'scale_kept', 'blank_steps',
-           'write_steps', 'search_rows', 'arena_search', 'blank_kept', 'note_kept', 'Lineages', 'copy_to_host',
-           'survivors', 'hash_pair', 'leaf_keys', 'label_nodes', 'Arena', 'find_pairs', 'states_after', 'ReplayPlan',
-           'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative', 'collect_gradients', 'Replay',
-           'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores', 'concat_lineages',
-           'replay_levels', 'search_and_replay', 'final_trees']
+           'encode_with_search', 'Search', 'children_parts', 'draw_kept', 'scale_kept', 'blank_kept', 'note_kept',
+           'hash_pair', 'leaf_keys', 'Arena', 'find_pairs', 'pack_tokens', 'score_rows', 'begin_search', 'blank_steps',
+           'write_steps', 'compose_chosen', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors',
+           'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives',
+           'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps',
+           'score_pairs', 'sum_scores', 'lineage_scores', 'replay_levels', 'search_and_replay', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
-from collections.abc import Callable, Iterator
-from itertools import accumulate, repeat, takewhile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, chain, repeat, takewhile
 from math import prod
 from typing import Any, NamedTuple
 
@@ -276,30 +276,8 @@ class Search(NamedTuple):
     roots: Tensor          # places of the final nodes in the arena, (B, K)
     scores: Tensor         # s, final scores, (B, K)
     sizes: Tensor          # nodes of every sentence or chunk at the beginning, (B,)
-    arena: Tensor          # all nodes: D channels of state, then any others, (P, D + ...)
-    kept: Tensor | None    # hidden units that dropout kept, (P, H) bool
+    arena: Any             # an Arena with all nodes
     below: Any = None      # of a level: results of the level below in each hypothesis, (B, K, W)
-
-# %% ../../nbs/implementations/tree_search.ipynb #ac8e93d0
-def make_arena(
-    encoder,               # an EfficientBeam
-    leaves: Tensor,        # leaf states, (B, N, D)
-    lengths: Tensor,       # tokens of every sentence, (B,)
-) -> tuple:    # arena (B M, D + 2 d); units that dropout keeps (B M, H) or None; rows (B K, N+2);
-               # pair scores (B K, N+1), of any value where there is no pair
-    "An arena that contains the leaves, with room for all later nodes."
-    (batch, width, dim), cell, scorer = leaves.shape, encoder.grc, encoder.scorer
-    halves = F.linear(leaves[..., :scorer.width], *scorer.split())
-    room = 1 + width + (width - 1) * encoder.beam
-    arena = leaves.new_zeros(batch, room, dim + halves.shape[-1])
-    arena[:, 1:width + 1] = torch.cat([leaves, halves], -1)
-    place = torch.arange(1, width + 1, device=leaves.device)
-    first = room * torch.arange(batch, device=leaves.device)[:, None]
-    rows = F.pad(torch.where(place <= lengths[:, None].to(place), first + place, 0), (1, 1))
-    as_right, as_left = halves.chunk(2, -1)
-    logits = F.pad(scorer.finish(as_left[:, :-1] + as_right[:, 1:]), (1, 1))
-    rows, logits = (box.repeat_interleave(encoder.beam, 0) for box in (rows, logits))
-    return arena.flatten(0, 1), blank_kept(cell, batch * room, leaves), rows, logits
 
 # %% ../../nbs/implementations/tree_search.ipynb #b0b46480
 def children_parts(
@@ -332,6 +310,139 @@ def scale_kept(
     "Dropout factors of hidden units that were kept before."
     return None if kept is None else kept[places].to(like.dtype) / (1 - cell.dropout.p)
 
+# %% ../../nbs/implementations/tree_search.ipynb #dd2f3f1a
+def blank_kept(
+    cell: GRC,             # the cell
+    count: int,            # places of an arena, P
+    like: Tensor,          # gives the device
+) -> Tensor | None:        # to be filled, (P, H) bool; None: no dropout
+    "Hidden units that dropout keeps."
+    dropped = cell.training and cell.dropout.p > 0
+    return like.new_zeros(count, cell.w1.out_features, dtype=torch.bool) if dropped else None
+
+def note_kept(
+    cell: GRC,             # the cell
+    kept: Tensor | None,   # hidden units that dropout keeps, (P, H) bool; written
+    places: Tensor,        # of the nodes to be made, (R,)
+    like: Tensor,          # gives the type
+) -> Tensor | None:        # factors of hidden units, 0 or 1 / (1 - rate), (R, H); None: no dropout
+    "Draw and note the dropout factors of new nodes."
+    if kept is None:
+        return None
+    keep = draw_kept(cell, len(places), like)
+    kept[places] = keep > 0
+    return keep
+
+# %% ../../nbs/implementations/tree_search.ipynb #4efb0699
+def hash_pair(
+    left: Tensor,          # keys of left children, int64
+    right: Tensor,         # keys of right children, int64
+) -> Tensor:               # keys of the parents, int64
+    "Hash of two keys that depends on their order."
+    key = left * 0x2545F4914F6CDD1D + right * 0x5851F42D4C957F2D + 0x14057B7EF767814F
+    key = (key ^ (key >> 29)) * 0x1D8E4E27C47D124F
+    return key ^ (key >> 32)
+
+def leaf_keys(
+    count: int,            # how many keys
+    device: torch.device | str | None = None,    # where
+) -> Tensor:               # keys, (count,) int64
+    "A key for every leaf, or for every place."
+    number = torch.arange(count, device=device)
+    return hash_pair(number, number)
+
+# %% ../../nbs/implementations/tree_search.ipynb #e2b8482d
+class Arena:
+    "Leaves and composed pairs at fixed places, found again by their children."
+    def __init__(
+        self,
+        cell: GRC,             # composes pairs
+        leaves: Tensor,        # leaf states, (L, D); they go to the places 1 to L, and 0 is empty
+        room: int,             # most pairs that are composed
+        layer: Iterable[Tensor],    # weight (F, W) and bias (F,) of the notes; reads W channels
+        shared: bool,          # compose equal pairs once
+    ):
+        weight, bias = self.layer = tuple(layer)
+        self.cell, self.shared, self.used = cell, shared, 1 + len(leaves)
+        notes = F.linear(leaves[:, :weight.shape[1]], weight, bias)
+        self.nodes = F.pad(torch.cat([leaves, notes], 1), (0, 0, 1, room))
+        self.states, self.notes = self.nodes[:, :cell.dim], self.nodes[:, cell.dim:]
+        self.places = torch.arange(len(self.nodes) + 8, device=leaves.device)     # entries, too
+        self.codes = torch.full_like(self.places[8:], -1)  # left child * total + right
+        self.table = self.codes.new_zeros(4 * len(self.codes) if shared else 0)
+        self.kept = blank_kept(cell, len(self.codes), leaves)
+
+    def children(
+        self,
+        places: Tensor,        # places of nodes, any shape
+    ) -> Tensor:               # places of their two children, 0 for a leaf, (..., 2)
+        "Children of nodes."
+        code, total = self.codes[places].clamp(min=0), len(self.codes)
+        return torch.stack([code // total, code % total], -1)
+
+    def compose(
+        self,
+        children: Tensor,      # places of both children, (R, 2)
+    ) -> slice:                # places of their new parents, R
+        "Compose pairs into the next places."
+        here = slice(self.used, self.used + len(children))
+        self.used, below = here.stop, self.states[children].flatten(1)
+        keep = note_kept(self.cell, self.kept, self.places[here], below)
+        made = self.cell.norm(children_parts(self.cell, below, keep)[-1])
+        notes = F.linear(made[:, :self.layer[0].shape[1]], *self.layer)
+        torch.cat([made, notes], 1, out=self.nodes[here])
+        return here
+
+# %% ../../nbs/implementations/tree_search.ipynb #bfbe297b
+def find_pairs(
+    arena: Arena,          # nodes; it grows
+    children: Tensor,      # places of both children, (R, 2)
+) -> tuple[Tensor, Tensor]:    # places of their parents (R,), and their notes (R, F)
+    "Places of parents, composed where the arena does not find them."
+    if not arena.shared:
+        made = arena.compose(children)
+        return arena.places[made], arena.notes[made]
+    total, (left, right) = len(arena.nodes), children.unbind(1)
+    entries = hash_pair(left, right) % len(arena.table)
+    codes, places = left * total + right, arena.table[entries]
+    new = (arena.codes[places] != codes).nonzero().squeeze(1)
+    fresh, which = codes[new].unique(return_inverse=True)
+    made = arena.compose(torch.stack([fresh // total, fresh % total], 1))
+    arena.codes[made], places[new] = fresh, arena.places[made][which]
+    arena.table[entries] = places
+    return places, arena.notes[places]
+
+# %% ../../nbs/implementations/tree_search.ipynb #ac8e93d0
+def pack_tokens(
+    leaves: Tensor,        # leaf states, (B, N, D)
+    lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
+) -> Tensor:               # of all sentences, one after the other, (L, D)
+    "Leaf states without padding."
+    inside = length_mask(lengths, leaves.shape[1]).flatten().nonzero()[:, 0]
+    return leaves.flatten(0, 1).index_select(0, inside.to(leaves.device))
+
+def score_rows(
+    arena: Arena,          # nodes, with both halves as notes
+    scorer,                # a PairScorer
+    rows: Tensor,          # places of nodes, (R, W)
+) -> Tensor:               # u, of any value where a pair has no node at a place, (R, W - 1)
+    "Scores of all adjacent pairs, from halves."
+    as_right, as_left = arena.notes[rows].chunk(2, -1)
+    return scorer.finish(as_left[:, :-1] + as_right[:, 1:])
+
+def begin_search(
+    encoder,               # an EfficientBeam
+    leaves: Tensor,        # leaf states, (B, N, D)
+    lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
+) -> tuple[Arena, Tensor, Tensor]:    # arena; rows (B K, N+2); scores of their pairs (B K, N+1)
+    "An arena for a search of whole sentences, and its rows before the first step."
+    inside, room = length_mask(lengths, leaves.shape[1]), encoder.beam * int((lengths - 1).sum())
+    arena = Arena(encoder.grc, pack_tokens(leaves, lengths), room, encoder.scorer.split(), False)
+    places = inside.flatten().cumsum(0).view_as(inside) * inside
+    rows = F.pad(places.to(leaves.device), (1, 1))
+    logits = score_rows(arena, encoder.scorer, rows)
+    return arena, *(box.repeat_interleave(encoder.beam, 0) for box in (rows, logits))
+
 # %% ../../nbs/implementations/tree_search.ipynb #ab30f1fb
 def blank_steps(
     steps: int,            # T
@@ -359,18 +470,27 @@ def write_steps(
         for box, values in zip(boxes, (around, made, parents, norms.gather(1, parents))):
             box[step, order[at]] = values
 
+# %% ../../nbs/implementations/tree_search.ipynb #b61df9e6
+def compose_chosen(
+    arena: Arena,          # nodes; it grows
+    scorer,                # a PairScorer
+    around: Tensor,        # outer left, left, right, outer right of every merge, (R, 4)
+) -> tuple[Tensor, Tensor]:    # places of the new nodes (R, 1), scores of the pairs beside (R, 2)
+    "Compose left and right, and score the new node with the outer ones (rir section 2)."
+    made, halves = find_pairs(arena, around[:, 1:3])
+    outer = arena.notes[around[:, ::3]].flatten(1)[:, scorer.width:-scorer.width]
+    return made[:, None], scorer.finish((halves + outer).unflatten(1, (2, -1)))
+
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e4
 def search_rows(
     encoder,               # an EfficientBeam
+    arena: Arena,          # nodes; it grows
     rows: Tensor,          # places of nodes, 0 at both ends, longest first, (B K, N+2)
-    logits: Tensor,        # scores of the pairs, (B K, N+1)
+    logits: Tensor,        # scores of the pairs, of any value where there is none, (B K, N+1)
     scores: Tensor,        # s, (B, K), -inf for none
     sizes: Tensor,         # nodes of each row, (B,), the greatest N
     order: Tensor,         # which sentence or chunk each of them is, (B,)
-    compose: Callable,     # compose(around (R, 4), step): places (R, 1), scores beside them (R, 2)
     generator: torch.Generator | None = None,    # of the noise
-    keys: Tensor | None = None,    # of all places; given: states must differ
-    missing: Tensor | None = None,    # pairs that do not exist at first, (B, 1, N-1) bool
 ) -> Any:                  # the fields of a Search up to the final scores
     "Beam search over rows of places (rir section 2)."
     beam, noisy, counts = encoder.beam, encoder.training and encoder.noise, active_counts(sizes)
@@ -379,6 +499,8 @@ def search_rows(
     draws = noise_ahead(counts, beam, scores, generator) if ahead else generator
     number = torch.arange(max(*rows.shape, 4), device=rows.device)
     first, entries = number[:len(rows):beam, None], number[:max(rows.shape[1], 4)]
+    missing = (entries[:rows.shape[1] - 3] >= sizes[:, None].to(number) - 1)[:, None]
+    keys = leaf_keys(len(arena.nodes), rows.device) if encoder.distinct else None
     for step, going in enumerate(counts):
         if going < len(scores):
             ended.append((rows[beam * going:, 1].clone().view(-1, beam), scores[going:]))
@@ -387,12 +509,13 @@ def search_rows(
         rows, logits, scores = rows[:beam * going], logits[:beam * going], scores[:going]
         held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
         allowed = logits[:, 1:-1].view(going, beam, -1)
-        if missing is not None:
-            allowed = allowed.masked_fill(missing[:going, :, step:], -torch.inf)
+        allowed = allowed.masked_fill(missing[:going, :, step:], -torch.inf)
         parent, pick, scores, norms = choose_proposals(allowed, scores, noisy, draws, held)
         source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
-        made, beside = compose(around := rows.gather(1, at), step)
+        made, beside = compose_chosen(arena, encoder.scorer, around := rows.gather(1, at))
+        if keys is not None:
+            keys[made[:, 0]] = hash_pair(*keys[around[:, 1:3]].unbind(1))
         rows, logits = merge_rows(rows, logits, at[:, :2], made, beside, entries)
         noted.append((around.view(going, beam, 4), made.view(going, beam), parent, norms))
     write_steps(boxes, counts, order, noted)
@@ -403,58 +526,15 @@ def search_rows(
 def arena_search(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D), longest sentences first
-    lengths: Tensor,       # tokens of every sentence, (B,), the greatest N
+    lengths: Tensor,       # tokens of every sentence on the CPU, (B,), the greatest N
     generator: torch.Generator | None = None,    # of the noise
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena (rir section 2)."
-    (batch, width, dim), beam, cell = leaves.shape, encoder.beam, encoder.grc
-    arena, kept, rows, logits = make_arena(encoder, leaves, lengths)
-    scorer, split, size = encoder.scorer, encoder.scorer.split(), arena.shape[1]
-    half = scorer.width
-    number = torch.arange(len(arena), device=leaves.device)
-    places = number.view(batch, -1)[:, 1 + width:].unflatten(1, (-1, beam)).transpose(0, 1)
-    places = places.contiguous()                               # of the nodes of every step
-    slots = arena.view(batch, -1, size)[:, 1 + width:].split(beam, 1)
-    keys = leaf_keys(len(arena), arena.device) if encoder.distinct else None
-    missing = (number[:width - 1] >= lengths[:, None].to(number) - 1)[:, None]
-    def compose(around, step):
-        going = len(around) // beam
-        made, slot = places[step, :going].view(-1), slots[step][:going]
-        keep = note_kept(cell, kept, made, arena)
-        met = arena.index_select(0, around.view(-1)).view(*around.shape, -1)
-        node = cell.norm(children_parts(cell, met[:, 1:3, :dim].flatten(1), keep)[-1])
-        halves = F.linear(node[:, :half], *split)              # right half, left half
-        beside = met.as_strided((len(met), 2, half), (4 * size, 3 * size - half, 1), dim + half)
-        torch.cat([box.view(going, beam, -1) for box in (node, halves)], 2, out=slot)
-        if keys is not None:
-            keys[made] = hash_pair(*keys[around[:, 1:3]].unbind(1))
-        return made[:, None], scorer.finish(halves.view(beside.shape) + beside)
-    found = search_rows(encoder, rows, logits, initial_scores(batch, beam, leaves), lengths,
-                        number[:batch], compose, generator, keys, missing)
-    return Search._make((*found, lengths, arena, kept, None))
-
-# %% ../../nbs/implementations/tree_search.ipynb #dd2f3f1a
-def blank_kept(
-    cell: GRC,             # the cell
-    count: int,            # places of an arena, P
-    like: Tensor,          # gives the device
-) -> Tensor | None:        # to be filled, (P, H) bool; None: no dropout
-    "Hidden units that dropout keeps."
-    dropped = cell.training and cell.dropout.p > 0
-    return like.new_zeros(count, cell.w1.out_features, dtype=torch.bool) if dropped else None
-
-def note_kept(
-    cell: GRC,             # the cell
-    kept: Tensor | None,   # hidden units that dropout keeps, (P, H) bool; written
-    places: Tensor,        # of the nodes to be made, (R,)
-    like: Tensor,          # gives the type
-) -> Tensor | None:        # factors of hidden units, 0 or 1 / (1 - rate), (R, H); None: no dropout
-    "Draw and note the dropout factors of new nodes."
-    if kept is None:
-        return None
-    keep = draw_kept(cell, len(places), like)
-    kept[places] = keep > 0
-    return keep
+    arena, rows, logits = begin_search(encoder, leaves, lengths)
+    scores = initial_scores(len(leaves), encoder.beam, leaves)
+    found = search_rows(encoder, arena, rows, logits, scores, lengths,
+                        arena.places[:len(leaves)], generator)
+    return Search(*found, lengths, arena)
 
 # %% ../../nbs/implementations/tree_search.ipynb #b73074a1
 class Lineages(NamedTuple):
@@ -500,97 +580,22 @@ def survivors(
             used.view(-1)[needed] = 1
     return found[::-1]
 
-# %% ../../nbs/implementations/tree_search.ipynb #4efb0699
-def hash_pair(
-    left: Tensor,          # keys of left children, int64
-    right: Tensor,         # keys of right children, int64
-) -> Tensor:               # keys of the parents, int64
-    "Hash of two keys that depends on their order."
-    key = left * 0x2545F4914F6CDD1D + right * 0x5851F42D4C957F2D + 0x14057B7EF767814F
-    key = (key ^ (key >> 29)) * 0x1D8E4E27C47D124F
-    return key ^ (key >> 32)
-
-def leaf_keys(
-    count: int,            # how many keys
-    device: torch.device | str | None = None,    # where
-) -> Tensor:               # keys, (count,) int64
-    "A key for every leaf, or for every place."
-    number = torch.arange(count, device=device)
-    return hash_pair(number, number)
-
+# %% ../../nbs/implementations/tree_search.ipynb #4efb06a0
 def label_nodes(
-    lines: Lineages,       # from `survivors`
-    total: int,            # places in the arena, B M
+    levels: list[Lineages],    # from `survivors`
+    total: int,            # places in the arena, P
     twins: bool = True,    # equal trees get equal keys
-) -> tuple[Tensor, Tensor]:    # heights and keys of all places, (B M,) int64 each
+) -> tuple[Tensor, Tensor]:    # heights and keys of all places, (P,) int64 each
     "Height and key of every node of the lineages."
-    heights = torch.zeros(total, dtype=torch.int64, device=lines.made.device)
-    keys = leaf_keys(total, heights.device)
-    made, children = (box.flatten(0, 1).transpose(0, 1) for box in (lines.made, lines.around))
-    for place, below in zip(made, children[..., 1:3]):
-        heights[place] = heights[below].amax(1) + 1
-        if twins:
-            keys[place] = hash_pair(*keys[below].unbind(1))
+    heights, keys = torch.zeros(total, dtype=torch.int64), leaf_keys(total)
+    for lines in levels:
+        made, children = (box.flatten(0, 1).transpose(0, 1) for box in (lines.made, lines.around))
+        for place, below in zip(made, children[..., 1:3]):
+            heights[place] = heights[below].amax(1) + 1
+            if twins:
+                keys[place] = hash_pair(*keys[below].unbind(1))
     heights[0] = 0                                             # overwritten by missing merges
     return heights, keys
-
-# %% ../../nbs/implementations/tree_search.ipynb #e2b8482d
-class Arena:
-    "Leaves and composed pairs at fixed places, found again by their children."
-    def __init__(
-        self,
-        cell: GRC,             # composes pairs
-        leaves: Tensor,        # leaf states, (L, D); they go to the places 1 to L, and 0 is empty
-        room: int,             # most pairs that are composed
-        weight: Tensor,        # of the notes, a layer that reads the first W channels, (F, W)
-        bias: Tensor,          # of the notes, (F,)
-        entries: int,          # entries of the table, >= 1
-    ):
-        self.cell, self.layer, self.shared, self.used = cell, (weight, bias), True, 1 + len(leaves)
-        notes = F.linear(leaves[:, :weight.shape[1]], weight, bias)
-        self.states, self.notes = (F.pad(x, (0, 0, 1, room)) for x in (leaves, notes))
-        self.places = torch.arange(len(self.states) + 8, device=leaves.device)     # entries, too
-        self.codes = torch.full_like(self.places[8:], -1)  # left child * total + right
-        self.table = self.codes.new_zeros(entries)
-        self.kept = blank_kept(cell, len(self.codes), leaves)
-
-    def children(
-        self,
-        places: Tensor,        # places of nodes, any shape
-    ) -> Tensor:               # places of their two children, 0 for a leaf, (..., 2)
-        "Children of nodes."
-        code, total = self.codes[places].clamp(min=0), len(self.codes)
-        return torch.stack([code // total, code % total], -1)
-
-    def compose(
-        self,
-        children: Tensor,      # places of both children, (R, 2)
-    ) -> Tensor:               # places of their new parents, (R,)
-        "Compose pairs into the next places."
-        here, (weight, bias) = slice(self.used, self.used + len(children)), self.layer
-        self.used, below = here.stop, self.states[children].flatten(1)
-        keep = note_kept(self.cell, self.kept, self.places[here], self.states)
-        self.states[here] = made = self.cell.norm(children_parts(self.cell, below, keep)[-1])
-        torch.addmm(bias, made[:, :weight.shape[1]], weight.T, out=self.notes[here])
-        torch.add(children[:, 1], children[:, 0], alpha=len(self.codes), out=self.codes[here])
-        return self.places[here]
-
-# %% ../../nbs/implementations/tree_search.ipynb #bfbe297b
-def find_pairs(
-    arena: Arena,          # nodes; it grows
-    children: Tensor,      # places of both children, (R, 2)
-) -> Tensor:               # places of their parents, (R,)
-    "Places of parents, composed where the arena does not find them."
-    if not arena.shared:
-        return arena.compose(children)
-    total, (left, right) = len(arena.states), children.unbind(1)
-    entries = hash_pair(left, right) % len(arena.table)
-    codes, places = left * total + right, arena.table[entries]
-    new = (arena.codes[places] != codes).nonzero().squeeze(1)
-    fresh, which = codes[new].unique(return_inverse=True)
-    places[new] = arena.compose(torch.stack([fresh // total, fresh % total], 1))[which]
-    arena.table[entries] = places
-    return places
 
 # %% ../../nbs/implementations/tree_search.ipynb #b109e195
 def states_after(
@@ -604,7 +609,7 @@ def states_after(
 # %% ../../nbs/implementations/tree_search.ipynb #f865da73
 class ReplayPlan(NamedTuple):
     "Nodes to compose, in order of height."
-    number: Tensor         # of every place of the arena, (B M,) in [0, L + M)
+    number: Tensor         # of every place of the arena, (P,) in [0, L + M)
     places: Tensor         # one place for each node, (M,)
     children: Tensor       # numbers of the children, (M, 2)
     counts: list[int]      # nodes of height 1, 2, ...
@@ -615,26 +620,27 @@ class ReplayPlan(NamedTuple):
         return ReplayPlan(number, places, children, self.counts)
 
 def plan_replay(
-    lines: Lineages,       # from `survivors`
-    leaf_places: Tensor,   # places of the leaves, (L,)
-    total: int,            # places in the arena, B M
+    levels: list[Lineages],    # from `survivors`
+    leaves: int,           # L, how many leaves there are, at the places 1 to L
+    total: int,            # places in the arena, P
     twins: bool = True,    # compose equal trees once
 ) -> ReplayPlan:
     "Number leaves and nodes, equal trees alike, by height."
-    heights, keys = label_nodes(lines, total, twins)
-    made = lines.made.unique()
+    heights, keys = label_nodes(levels, total, twins)
+    made = torch.cat([lines.made.flatten() for lines in levels]).unique()
     made = made[made > 0]
     made = made[heights[made].argsort(stable=True)]
     _, tree = keys[made].unique(return_inverse=True)
-    order = torch.arange(len(made), device=made.device)
+    order = torch.arange(len(made))
     first = order.new_full((int(tree.max()) + 1 if len(tree) else 0,), len(made))
     first = first.scatter_reduce(0, tree, order, "amin")       # the lowest of each tree's places
     kept, rank = first.sort()
     number = torch.zeros_like(heights)
-    number[leaf_places] = torch.arange(len(leaf_places), device=made.device)
-    number[made] = len(leaf_places) + rank.argsort()[tree]
-    below = torch.zeros(total, 2, dtype=torch.int64, device=made.device)
-    below[lines.made] = lines.around[..., 1:3]
+    number[1:leaves + 1] = torch.arange(leaves)
+    number[made] = leaves + rank.argsort()[tree]
+    below = torch.zeros(total, 2, dtype=torch.int64)
+    for lines in levels:
+        below[lines.made] = lines.around[..., 1:3]
     places = made[kept]
     return ReplayPlan(number, places, number[below[places]],
                       heights[places].bincount()[1:].tolist())
@@ -847,42 +853,25 @@ def lineage_scores(
         scores = own
     return scores
 
-# %% ../../nbs/implementations/tree_search.ipynb #c3b7f0d4
-def concat_lineages(
-    levels: list[Lineages],    # of every level, lowest first
-) -> Lineages:             # the same merges, (1, R, T)
-    "All levels as one search."
-    rows = max(lines.made.shape[:2].numel() for lines in levels)
-    def joined(boxes):
-        flat = [box.flatten(0, 1) for box in boxes]
-        return torch.cat([torch.cat([box, box.new_zeros(rows - len(box), *box.shape[1:])])
-                          for box in flat], 1)[None]
-    return Lineages(joined([lines.made for lines in levels]),
-                    joined([lines.around for lines in levels]))
-
 # %% ../../nbs/implementations/tree_search.ipynb #4cd5aa79
 def replay_levels(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
     lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
     levels: list[Search],  # searches of all levels, lowest first
-    places: Tensor,        # of the leaves in the arena, on the CPU, (B, N)
     trace: bool = False,   # return the final trees
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Replay the final hypotheses of a search, with gradients (rir section 2)."
-    last, device, trees = levels[-1], leaves.device, None
+    last, arena, trees = levels[-1], levels[-1].arena, None
     lines = survivors(levels) if trace or torch.is_grad_enabled() else []
     if trace:
-        trees = final_trees(concat_lineages(lines), places, last.roots, lengths)
+        trees = final_trees(lines, last.roots, lengths)
     if not torch.is_grad_enabled():
-        return last.arena[last.roots, :encoder.dim], last.scores, trees
-    inside = length_mask(lengths, leaves.shape[1]).flatten().nonzero()[:, 0]
-    plan = plan_replay(concat_lineages(lines), places.flatten()[inside], len(last.arena),
-                       last.kept is None)
-    here = plan.to(device)
-    nodes = replay(encoder.grc, leaves.flatten(0, 1).index_select(0, inside.to(device)), here,
-                   scale_kept(encoder.grc, last.kept, here.places, leaves),
-                   last.arena[:, :encoder.dim])
+        return arena.states[last.roots], last.scores, trees
+    plan = plan_replay(lines, int(lengths.sum()), len(arena.nodes), arena.kept is None)
+    here = plan.to(leaves.device)
+    nodes = replay(encoder.grc, pack_tokens(leaves, lengths), here,
+                   scale_kept(encoder.grc, arena.kept, here.places, leaves), arena.states)
     logits, pairs = score_pairs(encoder.scorer, nodes, plan.number,
                                 [line.around for line in lines])
     scores = lineage_scores(logits, pairs, levels, lines)
@@ -893,33 +882,32 @@ def replay_levels(
 def search_and_replay(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D), longest sentences first
-    lengths: Tensor,       # tokens of every sentence, (B,)
+    lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
     generator: torch.Generator | None = None,    # of the noise
     trace: bool = False,   # return the final trees
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search without gradients, then replay the final hypotheses (rir section 2)."
-    (batch, width, _), lengths = leaves.shape, lengths.cpu()
     log = encoder.search(leaves.detach(), lengths, generator)
-    places = torch.arange(len(log.arena)).view(batch, -1)[:, 1:width + 1]
-    return replay_levels(encoder, leaves, lengths, [log], places, trace)
+    return replay_levels(encoder, leaves, lengths, [log], trace)
 
 # %% ../../nbs/implementations/tree_search.ipynb #df821a11
 def final_trees(
-    lines: Lineages,       # of the final hypotheses
-    places: Tensor,        # of the leaves, (B, N)
+    levels: list[Lineages],    # of the final hypotheses
     roots: Tensor,         # places of the final nodes, (B, K)
-    lengths: Tensor,       # tokens of every sentence, (B,)
+    lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
 ) -> Tensor:               # composition steps of the final hypotheses, (B, K, N)
     "Composition steps of the final trees."
-    trees: dict = {place: at for row in places.tolist() for at, place in enumerate(row)}
-    merges = zip(lines.made.flatten().tolist(), lines.around[..., 1:3].flatten(0, -2).tolist())
-    for place, (left, right) in sorted(merges):                # children come before parents
+    sizes = lengths.tolist()
+    trees: dict = dict(enumerate(chain(*map(range, sizes)), 1))    # of the leaves: their positions
+    merges = chain(*(zip(lines.made.flatten().tolist(), lines.around.flatten(0, -2).tolist())
+                     for lines in levels))
+    for place, (_, left, right, _) in sorted(merges):          # children come before parents
         if place > 0:
             trees[place] = trees[left], trees[right]
-    found = torch.zeros(*roots.shape, places.shape[1], dtype=torch.int64)
-    lengths = lengths.repeat_interleave(roots.shape[1])
-    for steps, root, n in zip(found.flatten(0, 1), roots.flatten().tolist(), lengths.tolist()):
-        tree = steps_from_tree(trees.get(root, 0))
-        if len(tree) == n:                                     # not so in an empty slot
-            steps[:n] = torch.tensor(tree)
+    found = torch.zeros(*roots.shape, max(sizes), dtype=torch.int64)
+    for row, places, n in zip(found, roots.tolist(), sizes):
+        for steps, root in zip(row, places):
+            tree = steps_from_tree(trees.get(root, 0))
+            if len(tree) == n:                                 # not so in an empty slot
+                steps[:n] = torch.tensor(tree)
     return found.to(roots.device)
