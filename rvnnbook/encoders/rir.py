@@ -77,8 +77,7 @@ class RIR(Encoder):
         chunk_size(1, arity, rule)                       # raises ValueError if invalid
         inference = inference or ("nested" if inner == "grc" else "flat")
         check_choice("inference", inference, ("nested", "flat"))
-        if pre not in ("s4d", None):
-            raise ValueError(f"unknown pre {pre!r}; known: s4d, None")
+        check_choice("pre", pre or "None", ("s4d", "None"))
         self.dim, self.arity, self.rule, self.inference = dim, arity, rule, inference
         self.s4d = S4DLayer(dim) if pre == "s4d" else None
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)

@@ -120,8 +120,7 @@ class RIRBeam(EfficientBeam):
         check_choice("align", align, ALIGNMENTS)
         check_choice("inference", inference, ("flat", "nested"))
         chunk_size(1, arity, rule)                             # raises ValueError if invalid
-        if pre not in ("s4d", None):
-            raise ValueError(f"pre must be 's4d' or None, got {pre!r}")
+        check_choice("pre", pre or "None", ("s4d", "None"))
         self.arity, self.align, self.inference, self.rule = arity, align, inference, rule
         self.s4d = S4DLayer(dim) if pre else None
 
@@ -163,7 +162,7 @@ def search_chunks(
     logits = scores.new_zeros(len(rows), rows.shape[1] - 1)
     logits[there] = score_rows(arena, encoder.scorer, rows[there])
     found = search_rows(encoder, arena, rows, logits, scores, longest, order, generator)
-    return Search(*found, sizes, arena, below)
+    return Search._make((*found, sizes, arena, below))
 
 # %% ../../nbs/implementations/rir_beam.ipynb #09a58e81
 def nested_search(

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rvnnbook.layers.tree_search import (
-    active_counts, arena_search, begin_search, blank_steps, initial_scores, noise_ahead, note_kept,
-    Search)
+from .tree_search import (
+    active_counts, arena_search, begin_search, blank_steps, initial_scores, noise_ahead, Search)
 
 try:
     import numba
@@ -239,13 +238,14 @@ def compiled_search(
     draws = (noise_ahead(counts, beam, leaves, generator, most=0)
              if encoder.training and encoder.noise else cycle([quiet, quiet[:, 0]]))
     for step, going in enumerate(counts[:-1]):
-        made[step, :going] = here = np.arange(going * beam).reshape(going, -1) + arena.used
-        arena.used, count = arena.used + going * beam, min(beam, width - step - 1)
+        new_nodes = slice(arena.used, arena.used + going * beam)
+        made[step, :going] = here = arena.places[new_nodes].view(going, -1).numpy()
+        arena.used, count = new_nodes.stop, min(beam, width - step - 1)
         first, second = next(draws).numpy(), next(draws).numpy()
         picks, below = select_pairs(sizes[:going] - step, old, new, scores, first, second, count,
                                     nodes, here, parents[step], norms[step], around[step], dim)
         hidden = cell.activation(cell.w1(torch.from_numpy(below)))
-        keep = note_kept(cell, arena.kept, torch.from_numpy(here).flatten(), leaves)
+        keep = arena.draw_kept(new_nodes)
         parts = cell.w2(hidden if keep is None else hidden * keep)
         composed = gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
         halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *split)

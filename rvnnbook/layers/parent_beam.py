@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from .topk import EPSILON, gumbel_noise, one_soft
 from .tree_search import (
     Arena, copy_to_host, Lineages, LineageScores, ReplayPlan, find_pairs, follow_back, merge_pairs,
-    plan_replay, propose_pairs, prune_beam, replay, scale_kept, search_states)
+    plan_replay, propose_pairs, prune_beam, replay, scale_kept, search_states, write_steps)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #42905cd2
 def parent_arena(
@@ -137,14 +137,10 @@ def trace_lifetimes(
     origins = torch.arange(beam, device=found.roots.device).repeat(steps, batch, 1)
     ended, norms = (found.roots.new_zeros(steps, batch, beam, 3, 2),
                     found.scores.new_zeros(steps, batch, beam))
-    if steps:                                                  # all of them in one write each
-        rows, _, _, *decided = zip(*found.history)
-        step = torch.arange(steps).repeat_interleave(torch.tensor([*map(len, rows)]))
-        at = step.to(origins.device), torch.cat(rows)
-        for box, parts in zip((origins, ended, norms), decided):
-            tail = [0, 0] * (box.dim() - 3)
-            box[at] = torch.cat([part if part.shape[1] == beam else F.pad(
-                part, [*tail, 0, beam - part.shape[1]]) for part in parts])
+    noted = [[part if part.shape[1] == beam else F.pad(
+        part, [0, 0] * (part.dim() - 2) + [0, beam - part.shape[1]]) for part in decided]
+        for _, _, _, *decided in found.history]
+    write_steps((origins, ended, norms), [rows for rows, *_ in found.history], noted)
     ended = torch.cat([ended, found.arena.children(ended[..., 0])], -1)
     origins, ended, filled = copy_to_host(origins, ended, (found.scores > -torch.inf).long())
     slots, _ = follow_back(origins)

@@ -3,12 +3,12 @@
 # %% auto #0
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'search_states', 'steps_from_merges', 'build_beam_trace',
            'follow_back', 'choose_proposals', 'noise_ahead', 'mark_repeated', 'active_counts', 'initial_scores',
-           'encode_with_search', 'Search', 'children_parts', 'draw_kept', 'scale_kept', 'blank_kept', 'note_kept',
-           'hash_pair', 'leaf_keys', 'Arena', 'find_pairs', 'pack_tokens', 'score_rows', 'begin_search', 'blank_steps',
-           'write_steps', 'compose_chosen', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors',
-           'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives',
-           'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps',
-           'score_pairs', 'sum_scores', 'lineage_scores', 'replay_levels', 'search_and_replay', 'final_trees']
+           'encode_with_search', 'Search', 'children_parts', 'draw_kept', 'scale_kept', 'hash_pair', 'leaf_keys',
+           'Arena', 'find_pairs', 'pack_tokens', 'score_rows', 'begin_search', 'blank_steps', 'write_steps',
+           'compose_chosen', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors', 'label_nodes',
+           'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
+           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores',
+           'lineage_scores', 'replay_levels', 'search_and_replay', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterable, Iterator
@@ -92,28 +92,22 @@ def search_states(
                            # pairs and origins (B, K'), and what else is to be recorded
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
     "Compose until every hypothesis is one node (rir section 2)."
-    rows, whole, history = torch.arange(len(leaves), device=leaves.device), [], []
-    states, counts = leaves[:, None], lengths.tolist()
+    sizes, order = lengths.cpu().sort(descending=True, stable=True)
+    order, inside = order.to(leaves.device), length_mask(sizes).to(leaves.device)
+    states, ended, history = leaves[order][:, None, :inside.shape[1]], [], []
     scores = leaves.new_zeros(len(leaves), 1, dtype=leaves.dtype if leaves.is_floating_point()
                               else torch.float64)              # rows may be places of nodes
-    longest = max(counts)
-    inside = torch.arange(longest, device=leaves.device) < lengths[:, None]
-    for done in range(longest):
-        if done + 1 in counts:                                 # some sentences have ended
-            gone, going = (torch.tensor([at for at, n in enumerate(counts) if (n > done + 1) == on],
-                                        dtype=torch.int64, device=rows.device) for on in (0, 1))
+    for done, going in enumerate(active_counts(sizes)):
+        if going < len(scores):                                # some sentences have ended
             slots = width - scores.shape[1]
-            whole.append((rows[gone], F.pad(states[gone, :, 0], (0, 0, 0, slots)),
-                          F.pad(scores[gone], (0, slots), value=-torch.inf)))
-            rows, states, scores, inside = (box[going] for box in (rows, states, scores, inside))
-            counts = [n for n in counts if n > done + 1]
-        states = states[:, :, :longest - done]
-        if counts:
-            states, scores, *decided = step(states, scores, inside[:, done + 1:])
-            history.append((rows, scores.detach(), *decided))
-    rows, roots, scores = (torch.cat(parts) for parts in zip(*whole))
-    order = rows.argsort()
-    return roots[order], scores[order], history
+            ended.append((F.pad(states[going:, :, 0], (0, 0, 0, slots)),
+                          F.pad(scores[going:], (0, slots), value=-torch.inf)))
+        if going:
+            states, scores, *decided = step(states[:going], scores[:going],
+                                            inside[:going, done + 1:])
+            history.append((order[:going], scores.detach(), *decided))
+    roots, scores = (torch.cat(parts[::-1])[order.argsort()] for parts in zip(*ended))
+    return roots, scores, history
 
 # %% ../../nbs/implementations/tree_search.ipynb #33018c31
 def steps_from_merges(
@@ -310,29 +304,6 @@ def scale_kept(
     "Dropout factors of hidden units that were kept before."
     return None if kept is None else kept[places].to(like.dtype) / (1 - cell.dropout.p)
 
-# %% ../../nbs/implementations/tree_search.ipynb #dd2f3f1a
-def blank_kept(
-    cell: GRC,             # the cell
-    count: int,            # places of an arena, P
-    like: Tensor,          # gives the device
-) -> Tensor | None:        # to be filled, (P, H) bool; None: no dropout
-    "Hidden units that dropout keeps."
-    dropped = cell.training and cell.dropout.p > 0
-    return like.new_zeros(count, cell.w1.out_features, dtype=torch.bool) if dropped else None
-
-def note_kept(
-    cell: GRC,             # the cell
-    kept: Tensor | None,   # hidden units that dropout keeps, (P, H) bool; written
-    places: Tensor,        # of the nodes to be made, (R,)
-    like: Tensor,          # gives the type
-) -> Tensor | None:        # factors of hidden units, 0 or 1 / (1 - rate), (R, H); None: no dropout
-    "Draw and note the dropout factors of new nodes."
-    if kept is None:
-        return None
-    keep = draw_kept(cell, len(places), like)
-    kept[places] = keep > 0
-    return keep
-
 # %% ../../nbs/implementations/tree_search.ipynb #4efb0699
 def hash_pair(
     left: Tensor,          # keys of left children, int64
@@ -370,7 +341,9 @@ class Arena:
         self.places = torch.arange(len(self.nodes) + 8, device=leaves.device)     # entries, too
         self.codes = torch.full_like(self.places[8:], -1)  # left child * total + right
         self.table = self.codes.new_zeros(4 * len(self.codes) if shared else 0)
-        self.kept = blank_kept(cell, len(self.codes), leaves)
+        self.kept = (torch.zeros(len(self.nodes), cell.w1.out_features, dtype=torch.bool,
+                                 device=leaves.device)
+                     if cell.training and cell.dropout.p > 0 else None)
 
     def children(
         self,
@@ -380,6 +353,17 @@ class Arena:
         code, total = self.codes[places].clamp(min=0), len(self.codes)
         return torch.stack([code // total, code % total], -1)
 
+    def draw_kept(
+        self,
+        made: slice,           # places of new nodes, R
+    ) -> Tensor | None:        # factors of hidden units, 0 or 1 / (1 - rate), (R, H); or None
+        "Draw and note which hidden units of new nodes dropout keeps."
+        if self.kept is None:
+            return None
+        keep = draw_kept(self.cell, made.stop - made.start, self.nodes)
+        self.kept[made] = keep > 0
+        return keep
+
     def compose(
         self,
         children: Tensor,      # places of both children, (R, 2)
@@ -387,8 +371,7 @@ class Arena:
         "Compose pairs into the next places."
         here = slice(self.used, self.used + len(children))
         self.used, below = here.stop, self.states[children].flatten(1)
-        keep = note_kept(self.cell, self.kept, self.places[here], below)
-        made = self.cell.norm(children_parts(self.cell, below, keep)[-1])
+        made = self.cell.norm(children_parts(self.cell, below, self.draw_kept(here))[-1])
         notes = F.linear(made[:, :self.layer[0].shape[1]], *self.layer)
         torch.cat([made, notes], 1, out=self.nodes[here])
         return here
@@ -434,7 +417,7 @@ def begin_search(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
     lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
-) -> tuple[Arena, Tensor, Tensor]:    # arena; rows (B K, N+2); scores of their pairs (B K, N+1)
+) -> tuple:               # the arena; rows (B K, N+2); scores of their pairs (B K, N+1)
     "An arena for a search of whole sentences, and its rows before the first step."
     inside, room = length_mask(lengths, leaves.shape[1]), encoder.beam * int((lengths - 1).sum())
     arena = Arena(encoder.grc, pack_tokens(leaves, lengths), room, encoder.scorer.split(), False)
@@ -457,18 +440,16 @@ def blank_steps(
             like.new_zeros(parents.shape))
 
 def write_steps(
-    boxes: tuple,          # from blank_steps
-    counts: list[int],     # sentences that take part in each step
-    order: Tensor,         # which sentence each of them is, (B,)
-    noted: list,           # of each step: around, made, parents, log Z of all hypotheses
+    boxes: tuple,          # decisions of each kind, to be filled, (T, B, ...)
+    rows: list[Tensor],    # which sentences take part in each step
+    noted: list,           # of each step: their decisions of each kind
 ) -> None:
     "Write the decisions of all steps, each kind at once."
     if noted:
-        part = torch.arange(len(order)) < torch.tensor(counts)[:, None]
-        step, at = (index.to(order) for index in part.nonzero(as_tuple=True))
-        around, made, parents, norms = map(torch.cat, zip(*noted))
-        for box, values in zip(boxes, (around, made, parents, norms.gather(1, parents))):
-            box[step, order[at]] = values
+        step = torch.arange(len(rows)).repeat_interleave(torch.tensor([*map(len, rows)]))
+        at = step.to(boxes[0].device), torch.cat(rows)
+        for box, parts in zip(boxes, zip(*noted)):
+            box[at] = torch.cat(parts)
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e6
 def compose_chosen(
@@ -518,8 +499,9 @@ def search_rows(
             keys[made[:, 0]] = hash_pair(*keys[around[:, 1:3]].unbind(1))
         rows, logits = merge_rows(rows, logits, at[:, :2], made, beside, entries)
         noted.append((around.view(going, beam, 4), made.view(going, beam), parent, norms))
-    write_steps(boxes, counts, order, noted)
-    return *boxes, *(torch.cat(parts[::-1])[order.argsort()] for parts in zip(*ended))
+    write_steps(boxes, [order[:going] for going in counts[:-1]], noted)
+    around, made, parents, norms = boxes                       # log Z of all hypotheses so far
+    return around, made, parents, norms.gather(2, parents), *(torch.cat(parts[::-1])[order.argsort()] for parts in zip(*ended))
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e5
 @torch.no_grad()
@@ -534,7 +516,7 @@ def arena_search(
     scores = initial_scores(len(leaves), encoder.beam, leaves)
     found = search_rows(encoder, arena, rows, logits, scores, lengths,
                         arena.places[:len(leaves)], generator)
-    return Search(*found, lengths, arena)
+    return Search._make((*found, lengths, arena, None))
 
 # %% ../../nbs/implementations/tree_search.ipynb #b73074a1
 class Lineages(NamedTuple):
