@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .tree_search import (
-    active_counts, arena_search, begin_search, blank_steps, initial_scores, noise_ahead, Search)
+from rvnnbook.layers.tree_search import (
+    active_counts, arena_search, begin_search, blank_steps, initial_scores, noise_ahead, note_kept,
+    Search)
 
 try:
     import numba
@@ -235,7 +236,7 @@ def compiled_search(
         picks, below = select_pairs(sizes[:going] - step, old, new, scores, first, second, count,
                                     nodes, here, parents[step], norms[step], around[step], dim)
         hidden = cell.activation(cell.w1(torch.from_numpy(below)))
-        keep = arena.draw_kept(new_nodes)
+        keep = note_kept(arena, new_nodes)
         parts = cell.w2(hidden if keep is None else hidden * keep)
         composed = gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
         halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *split)

@@ -4,11 +4,11 @@
 __all__ = ['merge_pairs', 'merge_rows', 'propose_pairs', 'prune_beam', 'active_counts', 'search_states', 'steps_from_merges',
            'build_beam_trace', 'follow_back', 'choose_proposals', 'noise_ahead', 'initial_scores', 'mark_repeated',
            'encode_with_search', 'Search', 'children_parts', 'draw_kept', 'scale_kept', 'hash_pair', 'leaf_keys',
-           'Arena', 'find_pairs', 'pack_tokens', 'score_rows', 'begin_search', 'blank_steps', 'write_steps',
-           'compose_chosen', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors', 'label_nodes',
-           'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives', 'activation_derivative',
-           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores',
-           'lineage_scores', 'replay_levels', 'search_and_replay', 'final_trees']
+           'Arena', 'note_kept', 'find_pairs', 'pack_tokens', 'score_rows', 'begin_search', 'blank_steps',
+           'write_steps', 'compose_chosen', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors',
+           'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_derivatives',
+           'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps',
+           'score_pairs', 'sum_scores', 'lineage_scores', 'replay_levels', 'search_and_replay', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterable, Iterator
@@ -354,17 +354,6 @@ class Arena:
         code, total = self.codes[places].clamp(min=0), len(self.codes)
         return torch.stack([code // total, code % total], -1)
 
-    def draw_kept(
-        self,
-        made: slice,           # places of new nodes, R
-    ) -> Tensor | None:        # factors of hidden units, 0 or 1 / (1 - rate), (R, H); or None
-        "Draw and note which hidden units of new nodes dropout keeps."
-        if self.kept is None:
-            return None
-        keep = draw_kept(self.cell, made.stop - made.start, self.nodes)
-        self.kept[made] = keep > 0
-        return keep
-
     def compose(
         self,
         children: Tensor,      # places of both children, (R, 2)
@@ -372,10 +361,22 @@ class Arena:
         "Compose pairs into the next places."
         here = slice(self.used, self.used + len(children))
         self.used, below = here.stop, self.states[children].flatten(1)
-        made = self.cell.norm(children_parts(self.cell, below, self.draw_kept(here))[-1])
+        made = self.cell.norm(children_parts(self.cell, below, note_kept(self, here))[-1])
         notes = F.linear(made[:, :self.layer[0].shape[1]], *self.layer)
         torch.cat([made, notes], 1, out=self.nodes[here])
         return here
+
+# %% ../../nbs/implementations/tree_search.ipynb #e2b8482e
+def note_kept(
+    arena: Arena,          # where the nodes will be
+    made: slice,           # their places, R
+) -> Tensor | None:        # factors of hidden units, 0 or 1 / (1 - rate), (R, H); None: no dropout
+    "Draw and note which hidden units of new nodes dropout keeps."
+    if arena.kept is None:
+        return None
+    keep = draw_kept(arena.cell, made.stop - made.start, arena.nodes)
+    arena.kept[made] = keep > 0
+    return keep
 
 # %% ../../nbs/implementations/tree_search.ipynb #bfbe297b
 def find_pairs(
@@ -502,7 +503,8 @@ def search_rows(
         noted.append((around.view(going, beam, 4), made.view(going, beam), parent, norms))
     write_steps(boxes, [order[:going] for going in counts[:-1]], noted)
     around, made, parents, norms = boxes                       # log Z of all hypotheses so far
-    return around, made, parents, norms.gather(2, parents), *(torch.cat(parts[::-1])[order.argsort()] for parts in zip(*ended))
+    roots, scores = (torch.cat(parts[::-1])[order.argsort()] for parts in zip(*ended))
+    return around, made, parents, norms.gather(2, parents), roots, scores
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e5
 @torch.no_grad()
