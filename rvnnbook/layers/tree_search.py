@@ -342,9 +342,8 @@ class Arena:
         self.places = torch.arange(len(self.nodes) + 8, device=leaves.device)     # entries, too
         self.codes = torch.full_like(self.places[8:], -1)  # left child * total + right
         self.table = self.codes.new_zeros(4 * len(self.codes) if shared else 0)
-        self.kept = (torch.zeros(len(self.nodes), cell.w1.out_features, dtype=torch.bool,
-                                 device=leaves.device)
-                     if cell.training and cell.dropout.p > 0 else None)
+        units, dropped = cell.w1.out_features, cell.training and cell.dropout.p > 0
+        self.kept = leaves.new_zeros(len(self.codes), units, dtype=torch.bool) if dropped else None
 
     def children(
         self,
