@@ -64,7 +64,7 @@ RENAMED |= {
         "tell": "layers.tree_search.build_beam_trace"},
     "layers.compiled_beam": {"WORTH_IT": "COMPILE_MIN_LENGTH", "best": "top_places",
         "CompiledBeam": "encoders.efficient_beam.EfficientBeam",
-        "close_gap": "merge_pair", "decide": "select_pairs",
+        "close_gap": "select_pairs", "decide": "select_pairs",
         "noise": "layers.tree_search.noise_ahead", "settle": "write_nodes"},
     "encoders.crvnn": {"encode_along": "FixedTreeCRvNN", "expect": "retrieve_scalar",
         "frame": "layers.masking.add_boundary_tokens",

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, pad_batch, padding_gap
-from rvnnbook.layers.compiled_beam import (COMPILE_MIN_LENGTH, top_places, choose_pairs, choose_search, merge_pair, compiled_search, gate_and_norm,
-                                             score_pair)
+from rvnnbook.layers.compiled_beam import (COMPILE_MIN_LENGTH, top_places, choose_pairs, choose_search, compiled_search, gate_and_norm,
+                                             Beams, score_pair, select_pairs)
 from rvnnbook.layers import tree_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.layers.cells import GRC
@@ -86,7 +86,12 @@ def test_a_gap_is_closed(size, data):
     row = [0, *range(11, 11 + size), 0] + [7] * slack
     logits = [-np.inf, *(i / 8 for i in range(size - 1)), -np.inf] + [7.0] * slack
     new_row, new_logits = np.full(len(row), -5), np.full(len(logits), np.nan)
-    merge_pair(np.array(row), np.array(logits), size, pick, 99, new_row, new_logits)
+    first = np.where(np.arange(size - 1) == pick, 99.0, 0.0)                    # noise that decides
+    old, new = Beams(np.array([[row]]), np.array([[logits]])), Beams(new_row[None, None], new_logits[None, None])
+    around, place = np.zeros((1, 1, 4), int), np.array([[99]])
+    picks, _ = select_pairs(np.array([size]), old, new, np.zeros((1, 1)), first[None, None], np.zeros((1, 1)), np.zeros((100, 3)), place,
+                            np.zeros((1, 1), int), np.zeros((1, 1)), around, 1)
+    assert picks.tolist() == [[pick]] and around[0, 0].tolist() == row[pick:pick + 4]
     assert new_row[:size + 1].tolist() == [*row[:pick + 1], 99, *row[pick + 3:size + 2]]
     expected = [*logits[:pick], np.nan, np.nan, *logits[pick + 3:size + 1]]
     np.testing.assert_array_equal(new_logits[:size], expected)
