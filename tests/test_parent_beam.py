@@ -22,13 +22,12 @@ from rvnnbook.layers.parent_beam import (
     lifetime_scores,
     parent_search,
     place_step,
-    plan_pairs,
     merge_places,
 )
 from rvnnbook.lab.subjects import LiteralBeamTree, one_step
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.topk import EPSILON
-from rvnnbook.layers.tree_search import find_pairs, search_states
+from rvnnbook.layers.tree_search import find_pairs, plan_replay, search_states
 from rvnnbook.registry import create_encoder
 from tests.helpers import DIM, assert_same, batch_of
 
@@ -291,7 +290,7 @@ def test_lives(sizes, beam, seed, noise):
 def test_plan_has_what_survivors_held(sizes, beam, seed):
     leaves, mask, found = found_in(make(seed, beam), sizes, seed)
     lives, count = trace_lifetimes(found), int(mask.sum())
-    plan = plan_pairs(found.arena, lives, count)
+    plan = plan_replay([lives.lines], count, found.arena.used, found.arena.kept is None)
     held = lives.pairs.unique()
     held = held[held > 0]
     assert sorted(set(plan.number[held].tolist())) == list(range(count, count + len(plan.children)))

@@ -2,8 +2,7 @@
 
 # %% auto #0
 __all__ = ['parent_arena', 'compose_neighbors', 'initial_rows', 'merge_places', 'place_step', 'ParentSearch', 'search_parents',
-           'PairLifetimes', 'trace_lifetimes', 'plan_pairs', 'lifetime_scores', 'parent_search', 'complete_rows',
-           'soft_search']
+           'PairLifetimes', 'trace_lifetimes', 'lifetime_scores', 'parent_search', 'complete_rows', 'soft_search']
 
 # %% ../../nbs/implementations/parent_beam.ipynb #c604d0d5
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 
 from .topk import EPSILON, gumbel_noise, one_soft
 from .tree_search import (
-    Arena, copy_to_host, Lineages, LineageScores, ReplayPlan, find_pairs, follow_back, merge_pairs,
+    Arena, copy_to_host, Lineages, LineageScores, find_pairs, follow_back, merge_pairs,
     plan_replay, propose_pairs, prune_beam, replay, scale_kept, search_states, write_steps)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #42905cd2
@@ -127,7 +126,7 @@ class PairLifetimes(NamedTuple):
     pairs: Tensor          # their places in the arena, (B, K, T, 3)
     since: Tensor          # first step of each, (B, K, T, 3)
     norms: Tensor          # log Z of the hypothesis in that step, (B, K, T)
-    children: Any = None   # places of the children of each pair, (B, K, T, 3, 2)
+    lines: Any = None      # the pairs as merges of Lineages, three for each slot, (B, 3 K, T)
 
 def trace_lifetimes(
     found: ParentSearch,   # from `search_parents`
@@ -147,17 +146,9 @@ def trace_lifetimes(
     ended = ended.gather(2, slots[..., None, None].expand_as(ended)).permute(1, 2, 0, 3, 4)
     ended = ended * filled[..., None, None, None] * (ended[..., 2:] > 0).all(-1, keepdim=True)
     norms = norms.gather(2, origins.gather(2, slots).to(norms.device)).permute(1, 2, 0)
-    return PairLifetimes(ended[..., 0], ended[..., 1], norms, ended[..., 2:])
-
-def plan_pairs(
-    arena: Arena,          # where they are
-    lives: PairLifetimes,  # from `trace_lifetimes`
-    leaves: int,           # how many leaves there are
-) -> ReplayPlan:           # on the CPU
-    "Which pairs are to be composed with gradients, lowest first."
-    made, children = (box.transpose(2, 3).flatten(1, 2) for box in (lives.pairs, lives.children))
-    lines = Lineages(made, F.pad(children, (1, 1)))                # (B, 3 K, T, ...)
-    return plan_replay([lines], leaves, arena.used, arena.kept is None)
+    merges = ended.transpose(2, 3).flatten(1, 2)
+    lines = Lineages(merges[..., 0], F.pad(merges[..., 2:], (1, 1)))
+    return PairLifetimes(ended[..., 0], ended[..., 1], norms, lines)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #a9c1115c
 def lifetime_scores(
@@ -191,7 +182,7 @@ def parent_search(
         return arena.states[found.roots], scores.to(leaves.dtype), found.history
     lives = trace_lifetimes(found)
     flat = leaves.flatten(0, 1).index_select(0, found.tokens)
-    plan = plan_pairs(arena, lives, len(flat))
+    plan = plan_replay([lives.lines], len(flat), arena.used, arena.kept is None)
     here = plan.to(leaves.device)
     nodes = replay(encoder.grc, flat, here,
                    scale_kept(encoder.grc, arena.kept, here.places, leaves), arena.states)
