@@ -33,7 +33,7 @@ from rvnnbook.layers.topk import EPSILON, choice_matrix, one_soft
 from rvnnbook.layers.tree_search import propose_pairs, prune_beam, search_and_replay
 from rvnnbook.tasks.classify import Classifier
 from rvnnbook.tasks.pair import PairClassifier, pair_up
-from tests.helpers import on_page
+from tests.helpers import on_page, recorded_draws
 
 ordered_memory_literal = on_page(
     "implementations/ordered_memory", "slot_sums", "memory_step", "slot_shares", "match_slots", "ordered_memory_literal")[-1]
@@ -202,8 +202,9 @@ def read_alone(module: RIRBeam, x: torch.Tensor, inputs: dict, mask: torch.Tenso
         for drawn in draws:
             widths = cut_level(widths, module.arity, "late")[1]
             given.append(drawn[row, :int(widths)])
-        search = partial(nested_search, draws=given or None) if module.inference == "nested" else search_and_replay
-        states, scores, _ = search(module, leaves[row:row + 1, :length], length[None])
+        search = nested_search if module.inference == "nested" else search_and_replay
+        with recorded_draws(given):
+            states, scores, _ = search(module, leaves[row:row + 1, :length], length[None])
         for drawn in given:
             if len(drawn) == 1:                            # the sentence had one node left, and another one had more
                 slots = torch.cat([torch.zeros(1, dtype=torch.int64), drawn[0]])

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -38,6 +39,12 @@ def answers(encoder, x, mask, form, seed=0):
     root = encode_with_search(encoder, x, mask, form, torch.Generator().manual_seed(seed)).root
     weight = torch.linspace(-1, 1, root.numel(), dtype=root.dtype).view_as(root)
     return root, *torch.autograd.grad((root * weight).sum(), [x, *encoder.parameters()], materialize_grads=True)
+
+
+def recorded_draws(draws):
+    "Gives the alignment of each level of chunks but the last these draws, (L, K - 1) each."
+    draws = iter(draws)
+    return patch.object(torch, "multinomial", lambda *_, **__: next(draws))
 
 
 def assert_same(found, expected, tolerance=1e-9):

@@ -15,7 +15,7 @@ from rvnnbook.lab.subjects import literal_nested
 from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.tree_search import encode_with_search, find_pairs, score_rows, search_and_replay
-from tests.helpers import DIM, answers, assert_same, batch_of
+from tests.helpers import DIM, answers, assert_same, batch_of, recorded_draws
 
 few = settings(deadline=None, max_examples=25)
 lengths = st.lists(st.integers(1, 14), min_size=1, max_size=4)
@@ -150,7 +150,7 @@ def test_company_and_padding_do_not_matter(sizes, beam, arity, rule, seed):
 
 
 @pytest.mark.parametrize("form", [literal_nested, nested_search])
-def test_draws_can_be_given(form):
+def test_draws_of_a_sentence_are_its_own(form):
     "A sentence alone with its share of the draws has the hypotheses that it has among others."
     encoder, sizes = make(7, 4, 3), torch.tensor([23, 14, 9, 3])
     leaves = torch.randn(4, 23, DIM, dtype=torch.float64)
@@ -159,14 +159,17 @@ def test_draws_can_be_given(form):
         widths = cut_level(widths, 3)[1]
         counts.append(widths)
     draws = [torch.randint(0, 2, (int(count.sum()), 3)) for count in counts[:-1]]
-    states, scores, _ = form(encoder, leaves, sizes, draws=draws)
+    with recorded_draws(draws):
+        states, scores, _ = form(encoder, leaves, sizes)
     for row, n in enumerate(sizes.tolist()):
         own = [part[int(count[:row].sum()):int(count[:row + 1].sum())] for part, count in zip(draws, counts)]
-        alone = form(encoder, leaves[row:row + 1, :n], sizes[row:row + 1], draws=own)
+        with recorded_draws(own):
+            alone = form(encoder, leaves[row:row + 1, :n], sizes[row:row + 1])
         assert_close(alone[1][0], scores[row])
         real = scores[row] > -torch.inf
         assert_close(alone[0][0, real], states[row, real])
-    other = form(encoder, leaves, sizes, draws=[1 - part for part in draws])[1]
+    with recorded_draws([1 - part for part in draws]):
+        other = form(encoder, leaves, sizes)[1]
     assert not torch.equal(other, scores)
 
 

@@ -5,8 +5,6 @@ __all__ = ['ALIGNMENTS', 'cut_level', 'string_it', 'align', 'search_levels', 'RI
            'nested_search']
 
 # %% ../../nbs/implementations/rir_beam.ipynb #e0a8ed02
-from itertools import repeat
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,7 +53,6 @@ def align(
     how: str,              # "beam": draw by probability; "random": uniformly; "string": by rank
     alone: Tensor,         # True = the only node of its sentence, (L,) bool
     generator: torch.Generator | None = None,    # of the draws
-    draws: Tensor | None = None,    # recorded draws for places 1 to K - 1, (L, K - 1)
 ) -> tuple[Tensor, Tensor]:         # slots (L, K), how many of them count (L,)
     "The hypothesis of each place (rir Eq. 8-9)."
     check_choice("align", how, ALIGNMENTS)
@@ -64,9 +61,8 @@ def align(
     slots = torch.arange(beam, device=scores.device) % found[:, None]
     if how == "string" or beam == 1:
         return slots, found
-    if draws is None:
-        chances = scores.softmax(-1) if how == "beam" else there.to(scores.dtype)
-        draws = torch.multinomial(chances, beam - 1, replacement=True, generator=generator)
+    chances = scores.softmax(-1) if how == "beam" else there.to(scores.dtype)
+    draws = torch.multinomial(chances, beam - 1, replacement=True, generator=generator)
     drawn = torch.cat([scores.argmax(1, keepdim=True), draws], 1)
     several = ~alone & (found > 1)
     return torch.where(several[:, None], drawn, slots), torch.where(several, beam, found)
@@ -78,11 +74,9 @@ def search_levels(
     lengths: Tensor,       # tokens of every sentence, (B,)
     search,                # of a level: (results, below, scores, sizes) to (results, scores)
     generator: torch.Generator | None = None,    # of the draws
-    draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple[Tensor, Tensor]:       # results (B, K, ...), scores (B, K)
     "Search the chunks of each level, lowest first (rir section 3.1)."
     beam, widths = encoder.beam, lengths.cpu()
-    given = repeat(None) if draws is None else iter(draws)
     results = leaves.repeat_interleave(beam, 0)
     scores = initial_scores(len(leaves), beam, encoder.leaf.weight)
     alone = torch.ones(len(leaves), dtype=torch.bool, device=leaves.device)
@@ -96,7 +90,7 @@ def search_levels(
             return results, scores
         results = results.flatten(0, 1)
         alone = (widths == 1).repeat_interleave(widths).to(results.device)
-        slots, found = align(scores.detach(), encoder.align, alone, generator, next(given))
+        slots, found = align(scores.detach(), encoder.align, alone, generator)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #bfba9f44
 class RIRBeam(EfficientBeam):
@@ -171,7 +165,6 @@ def nested_search(
     lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
     generator: torch.Generator | None = None,    # of noise and draws
     trace: bool = False,   # return the final trees
-    draws: list | None = None,    # of each level but the last, recorded, (L, K - 1)
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search all levels without gradients, then replay the survivors (rir section 3.1)."
     levels = []
@@ -181,5 +174,5 @@ def nested_search(
         def search(*level):
             levels.append(found := search_chunks(encoder, arena, *level, generator=generator))
             return found.roots, found.scores
-        search_levels(encoder, arena.places[1:len(tokens) + 1], lengths, search, generator, draws)
+        search_levels(encoder, arena.places[1:len(tokens) + 1], lengths, search, generator)
     return replay_levels(encoder, leaves, lengths, levels, trace)

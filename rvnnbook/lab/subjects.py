@@ -504,13 +504,12 @@ def literal_nested(
     lengths: Tensor,                             # tokens of every sentence, (B,)
     generator: torch.Generator | None = None,    # of noise and draws
     trace: bool = False,                         # not used: it keeps no trees
-    draws: list | None = None,         # of each level but the last, recorded, (L, K - 1)
 ) -> tuple:                            # final states (B, K, D), scores (B, K); no trees
     "Recursion in recursion, step by step (rir section 3.1)."
     def search(results, below, scores, sizes):
         return literal_chunks(encoder, results, below, scores, sizes, generator)
     leaves = leaves[length_mask(lengths, leaves.shape[1])]
-    return *search_levels(encoder, leaves, lengths, search, generator, draws), None
+    return *search_levels(encoder, leaves, lengths, search, generator), None
 
 # %% ../../nbs/workshop/subjects.ipynb #46053707
 def literal_rir(encoder: RIRBeam, x: Tensor, mask: Tensor) -> tuple:       # root, 0, None
