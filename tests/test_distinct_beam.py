@@ -18,9 +18,9 @@ from rvnnbook.layers.compiled_beam import COMPILE_MIN_LENGTH, choose_search
 from rvnnbook.encoders.distinct_beam import beam_states, beam_use, common_steps, count_distinct, find_duplicates
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.subjects import literal_search, next_states
-from rvnnbook.layers.topk import gumbel_noise
 from rvnnbook.layers.tree_search import (
-    arena_search, choose_proposals, encode_with_search, hash_pair, leaf_keys, mark_repeated, search_and_replay, states_after, survivors)
+    arena_search, choose_proposals, encode_with_search, hash_pair, leaf_keys, mark_repeated, noise_ahead, search_and_replay, states_after,
+    survivors)
 from tests.helpers import DIM, answers, assert_same, batch_of, on_page
 
 by_orders, by_best, by_sums, in_post_order, rule_search = on_page(
@@ -130,11 +130,11 @@ def test_twins(slots):
 
 # ---- the choice
 
-def choose_before(logits, scores, noisy, generator=None):
+def choose_before(logits, scores, noise=None):
     "As it was before there was an option."
     def best(values, count):
         values = values.detach()
-        values = values + gumbel_noise(values, generator) if noisy else values
+        values = values if noise is None else values + next(noise)
         return values.topk(count).indices
     beam, norms = scores.shape[1], logits.logsumexp(-1)
     picks = best(logits, min(beam, logits.shape[-1]))
@@ -150,7 +150,8 @@ def test_without_keys_it_is_as_before_bit_for_bit(beam, pairs, seed, noisy):
     draw = torch.Generator().manual_seed(seed)
     logits, scores = torch.randn(2, beam, pairs, generator=draw), torch.randn(2, beam, generator=draw)
     scores[:, 2:] = -torch.inf
-    now, before = (form(logits, scores, noisy, torch.Generator().manual_seed(1)) for form in (choose_proposals, choose_before))
+    noise = (noise_ahead([2] * pairs + [0], beam, logits, torch.Generator().manual_seed(1)) if noisy else None for _ in range(2))
+    now, before = (form(logits, scores, next(noise)) for form in (choose_proposals, choose_before))
     assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
 
 
@@ -160,8 +161,7 @@ def test_a_search_without_the_option_is_as_before_bit_for_bit(train, monkeypatch
     for form in (literal_search, search_and_replay):
         now = answers(encoder, x, mask, form)
         with monkeypatch.context() as patch:
-            patch.setattr(tree_search, "choose_proposals", lambda logits, scores, noisy, generator, keys=None:
-                          choose_before(logits, scores, noisy, generator))
+            patch.setattr(tree_search, "choose_proposals", lambda logits, scores, noise, keys=None: choose_before(logits, scores, noise))
             before = answers(encoder, x, mask, form)
         assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
 
@@ -179,7 +179,7 @@ def test_the_best_states_of_all_continuations(n, beam, steps, seed):
     def key(tree):
         return hash_pair(*map(key, tree)) if isinstance(tree, tuple) else leaf_keys(n)[tree]
     keys = torch.tensor([[[int(key(tree)) for tree in row] for row in rows]])
-    parent, pick, kept, norms = choose_proposals(logits, scores, False, None, keys)
+    parent, pick, kept, norms = choose_proposals(logits, scores, None, keys)
     best = defaultdict(lambda: -math.inf)
     for row, score, chances in zip(rows, scores[0].tolist(), logits[0].log_softmax(-1).tolist()):
         for j, chance in enumerate(chances):

@@ -173,7 +173,7 @@ def test_who_is_still_going(sizes):
 
 def test_choice():
     logits = torch.tensor([[[0.0, 2.0, -torch.inf], [1.0, 1.5, 1.0]]]).double()
-    parent, pick, scores, norms = choose_proposals(logits, torch.tensor([[-1.0, -0.5]]).double(), noisy=False)
+    parent, pick, scores, norms = choose_proposals(logits, torch.tensor([[-1.0, -0.5]]).double())
     chances = logits.log_softmax(-1)
     assert_close(norms, logits.logsumexp(-1))
     proposals = {(0, 1): -1 + chances[0, 0, 1], (0, 0): -1 + chances[0, 0, 0], (1, 1): -.5 + chances[0, 1, 1]}

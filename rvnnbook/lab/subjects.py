@@ -33,7 +33,7 @@ from ..layers.scan import linear_scan
 from ..layers.topk import choice_matrix, gumbel_noise, one_soft
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, encode_with_search, hash_pair, initial_scores,
-    label_nodes, leaf_keys, merge_pairs, propose_pairs, prune_beam, search_and_replay,
+    label_nodes, leaf_keys, merge_pairs, noise_ahead, propose_pairs, prune_beam, search_and_replay,
     search_states, survivors)
 from ..registry import create_encoder, list_encoders
 
@@ -141,10 +141,11 @@ def literal_steps(
 ) -> tuple[Tensor, Tensor]:            # final states (B, K, D), scores (B, K)
     "Beam search for trees, step by step, with all rows of states (rir section 2)."
     def usual(logits, scores, keys, last):
-        return choose_proposals(logits, scores, encoder.training and encoder.noise, generator,
-                                keys if encoder.distinct else None)
+        return choose_proposals(logits, scores, noise, keys if encoder.distinct else None)
     keys, ended = leaf_keys(states.shape[2], states.device).expand(states.shape[:3]), []
     counts, sizes = active_counts(sizes), sizes.to(keys)
+    noise = (noise_ahead(counts, encoder.beam, scores, generator)
+             if encoder.training and encoder.noise else None)
     last = torch.zeros_like(keys[..., 0])                      # place of the last merge, (B, K)
     for step, going in enumerate(counts):
         ended.append((states[going:, :, 0], scores[going:]))

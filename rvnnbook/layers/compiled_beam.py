@@ -214,7 +214,7 @@ def compiled_search(
                                                       scorer[1].weight))
     split, bias, sizes = scorer.split(), float(scorer[1].bias), lengths.numpy()
     quiet = leaves.new_empty(batch, beam, 0)
-    draws = (noise_ahead(counts, beam, leaves, generator, most=0)
+    draws = (noise_ahead(counts, beam, leaves, generator)
              if encoder.training and encoder.noise else cycle([quiet, quiet[:, 0]]))
     for step, going in enumerate(counts[:-1]):
         new_nodes = slice(arena.used, arena.used + going * beam)

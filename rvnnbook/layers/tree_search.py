@@ -170,20 +170,15 @@ def follow_back(
 def choose_proposals(
     logits: Tensor,        # u, scores of pairs, (B, K, P), -inf for none
     scores: Tensor,        # s, of the hypotheses, (B, K), -inf for none
-    noisy: bool,           # whether to add Gumbel noise
-    generator: torch.Generator | Iterator | None = None,    # of the noise; or the noise itself
+    noise: Iterator[Tensor] | None = None,    # as `noise_ahead` draws it; None: no noise
     keys: Tensor | None = None,    # of the nodes, (B, K, P + 1) int64; given: states must differ
 ) -> tuple[Tensor, ...]:   # parent, pick, new score, each (B, K); log Z of all hypotheses (B, K)
     "The best pairs of every hypothesis, and the best of all of them (rir section 2)."
     def ranked(values):
-        if not noisy:
-            return values
-        if isinstance(generator, Iterator):
-            return values.detach() + next(generator)
-        return values.detach() + gumbel_noise(values, generator)
+        return values if noise is None else values.detach() + next(noise)
     def best(values, ranks, count):
         top, places = ranks.topk(count)
-        return values.gather(-1, places) if noisy else top, places
+        return top if noise is None else values.gather(-1, places), places
     beam, norms = scores.shape[1], logits.logsumexp(-1)
     chosen, picks = best(logits, ranked(logits), min(beam, logits.shape[-1]))
     proposals = (scores[..., None] + chosen - norms[..., None]).flatten(1)
@@ -200,9 +195,9 @@ def noise_ahead(
     beam: int,             # K, hypotheses
     like: Tensor,          # gives type and device
     generator: torch.Generator | None = None,    # of the noise
-    most: int = 1 << 20,   # numbers drawn at once, unless a step needs more
+    most: int = 0,         # numbers drawn at once, unless a step needs more
 ) -> Iterator[Tensor]:     # noise of pairs, of proposals, of pairs, ...
-    "The noise that `choose_proposals` draws in all steps of a search, many steps at once."
+    "The noise that `choose_proposals` adds in all steps of a search, of several steps at once."
     shapes = [shape for going, pairs in zip(counts, range(len(counts) - 1, 0, -1)) for shape in (
         (going, beam, pairs), (going, beam * min(beam, pairs)))]
     while shapes:
@@ -475,10 +470,10 @@ def search_rows(
     generator: torch.Generator | None = None,    # of the noise
 ) -> Any:                  # the fields of a Search up to the final scores
     "Beam search over rows of places (rir section 2)."
-    beam, noisy, counts = encoder.beam, encoder.training and encoder.noise, active_counts(sizes)
+    beam, counts, cpu = encoder.beam, active_counts(sizes), rows.device.type == "cpu"
     boxes, ended, noted = blank_steps(len(counts) - 1, len(order), beam, scores), [], []
-    ahead = noisy and rows.device.type != "cpu"                # operations are launched one by one
-    draws = noise_ahead(counts, beam, scores, generator) if ahead else generator
+    noise = (noise_ahead(counts, beam, scores, generator, 0 if cpu else 1 << 20)    # few launches
+             if encoder.training and encoder.noise else None)
     number = torch.arange(max(*rows.shape, 4), device=rows.device)
     first, entries = number[:len(rows):beam, None], number[:max(rows.shape[1], 4)]
     missing = (entries[:rows.shape[1] - 3] >= sizes[:, None].to(number) - 1)[:, None]
@@ -492,7 +487,7 @@ def search_rows(
         held = None if keys is None else keys[rows[:, 1:-1]].view(going, beam, -1)
         allowed = logits[:, 1:-1].view(going, beam, -1)
         allowed = allowed.masked_fill(missing[:going, :, step:], -torch.inf)
-        parent, pick, scores, norms = choose_proposals(allowed, scores, noisy, draws, held)
+        parent, pick, scores, norms = choose_proposals(allowed, scores, noise, held)
         source, at = (parent + first[:going]).view(-1), pick.view(-1, 1) + entries[:4]
         rows, logits = rows.index_select(0, source), logits.index_select(0, source)
         made, beside = compose_chosen(arena, encoder.scorer, around := rows.gather(1, at))
