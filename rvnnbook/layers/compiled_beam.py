@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rvnnbook.layers.tree_search import (
-    active_counts, arena_search, begin_search, blank_steps, initial_scores, noise_ahead, note_kept,
-    Search)
+from .tree_search import (
+    active_counts, arena_search, begin_search, blank_steps, noise_ahead, note_kept, Search)
 
 try:
     import numba
@@ -202,10 +201,9 @@ def compiled_search(
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena with compiled bookkeeping (rir section 2)."
     (batch, _, dim), beam = leaves.shape, encoder.beam
-    arena, *beams = begin_search(encoder, leaves, lengths)
+    arena, *beams, final = begin_search(encoder, leaves, lengths)
     cell, scorer, counts = encoder.grc, encoder.scorer, active_counts(lengths)
     boxes = blank_steps(len(counts) - 1, batch, beam, leaves)
-    final = initial_scores(batch, beam, leaves)
     old = Beams(*(box.view(batch, beam, -1).numpy() for box in beams))
     new, roots = Beams(*map(np.copy, old)), old.rows[..., 1].copy()
     around, made, parents, norms, scores, nodes = (box.numpy() for box in (*boxes, final,

@@ -413,14 +413,15 @@ def begin_search(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
     lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
-) -> tuple:               # the arena; rows (B K, N+2); scores of their pairs (B K, N+1)
-    "An arena for a search of whole sentences, and its rows before the first step."
+) -> tuple:               # the arena; rows (B K, N+2); scores of their pairs (B K, N+1); s (B, K)
+    "An arena for a search of whole sentences, and its hypotheses before the first step."
     inside, room = length_mask(lengths, leaves.shape[1]), encoder.beam * int((lengths - 1).sum())
     arena = Arena(encoder.grc, pack_tokens(leaves, lengths), room, encoder.scorer.split(), False)
     places = inside.flatten().cumsum(0).view_as(inside) * inside
     rows = F.pad(places.to(leaves.device), (1, 1))
-    logits = score_rows(arena, encoder.scorer, rows)
-    return arena, *(box.repeat_interleave(encoder.beam, 0) for box in (rows, logits))
+    beams = rows, score_rows(arena, encoder.scorer, rows)
+    rows, logits = (box.repeat_interleave(encoder.beam, 0) for box in beams)
+    return arena, rows, logits, initial_scores(len(leaves), encoder.beam, leaves)
 
 # %% ../../nbs/implementations/tree_search.ipynb #ab30f1fb
 def blank_steps(
@@ -509,10 +510,8 @@ def arena_search(
     generator: torch.Generator | None = None,    # of the noise
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena (rir section 2)."
-    arena, rows, logits = begin_search(encoder, leaves, lengths)
-    scores = initial_scores(len(leaves), encoder.beam, leaves)
-    found = search_rows(encoder, arena, rows, logits, scores, lengths,
-                        arena.places[:len(leaves)], generator)
+    arena, *beams = begin_search(encoder, leaves, lengths)
+    found = search_rows(encoder, arena, *beams, lengths, arena.places[:len(leaves)], generator)
     return Search._make((*found, lengths, arena, None))
 
 # %% ../../nbs/implementations/tree_search.ipynb #b73074a1
