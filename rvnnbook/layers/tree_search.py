@@ -632,18 +632,16 @@ def replay_forward(
     made: Tensor | None,   # states of the nodes where they are known, (M, D)
 ) -> tuple[Tensor, list]:  # states of leaves and nodes, (L + M, D); saved for backward
     "Compose the nodes of a plan in order of height, or known ones all at once."
-    known, start, levels = made is not None, len(leaves), []
+    counts = plan.counts if made is None and plan.counts else [len(plan.children)]
     room = leaves.new_empty(len(plan.children), cell.dim) if made is None else made
-    nodes = torch.cat([leaves, room])
-    counts = [len(plan.children)] if known or not plan.counts else plan.counts
+    nodes, levels = torch.cat([leaves, room]), []
     factors = repeat(None) if keep is None else keep.split(counts)
-    for pairs, kept in zip(plan.children.split(counts), factors):
+    boxes = plan.children.split(counts), nodes[len(leaves):].split(counts), factors
+    for pairs, own, kept in zip(*boxes):
         before, parts, mixed = children_parts(cell, nodes[pairs].flatten(1), kept)
-        stop = start + len(pairs)
-        nodes[start:stop], mean, scale = torch.native_layer_norm(
+        own[:], mean, scale = torch.native_layer_norm(
             mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
         levels.append((before, parts, mixed, mean, scale))
-        start = stop
     return nodes, [torch.cat(parts) for parts in zip(*levels)]
 
 # %% ../../nbs/implementations/tree_search.ipynb #eaf8a0e4
@@ -726,12 +724,10 @@ def replay(
     leaves: Tensor,        # leaf states, (L, D)
     plan: ReplayPlan,            # what to compose
     keep: Tensor | None = None,    # factors of the hidden units, (M, H); None: no dropout
-    states: Tensor | None = None,  # of all places, if a search composed them; not used on the CPU
+    states: Tensor | None = None,  # of all places, from a search: fewer launches; not on CPU
 ) -> Tensor:               # states of leaves and nodes, (L + M, D)
     "Compose the nodes of a plan, with gradients."
-    made = None
-    if states is not None and states.device.type != "cpu":         # one batch: fewer launches
-        made = states[plan.places]
+    made = states[plan.places] if states is not None and states.device.type != "cpu" else None
     return Replay.apply(leaves, plan, keep, made, cell, *cell.parameters())
 
 # %% ../../nbs/implementations/tree_search.ipynb #022ab9b0
