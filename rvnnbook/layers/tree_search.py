@@ -750,14 +750,12 @@ class LineageScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple:
         logits, pairs, births, scored, norms = ctx.saved_tensors
-        rates = (-norms.double()).masked_fill(~scored, -torch.inf).flatten(0, 1)
+        rates = (-norms.double()).masked_fill(~scored, -torch.inf)
         deaths = torch.arange(1, norms.shape[-1] + 1, device=norms.device)
-        births = births.flatten(0, 1)
         if grad.device.type == "cpu":
             lived = torch.stack([log_sums(rates, birth, deaths) for birth in births.unbind(-1)], -1)
         else:                                  # without a wait for the longest window, in one call
             lived = log_sums(rates, births.movedim(-1, 0), deaths, norms.shape[-1]).movedim(0, -1)
-        lived = lived.unflatten(0, norms.shape[:2])
         scores = F.pad(logits.double(), (0, 1), value=-torch.inf)
         grads = F.pad(scored[..., None].double(), (1, 1)) - (scores[pairs] + lived).exp()
         grads = grads * grad.double()[..., None, None]
