@@ -79,8 +79,7 @@ def choose_pairs(
             if pick >= 0:
                 proposals[k * count + rank] = scores[k] + row[pick] - sums[k]
     chosen = top_places(proposals, second, beam)
-    for slot in range(beam):
-        scores[slot] = proposals[chosen[slot]] if chosen[slot] >= 0 else -np.inf
+    scores[:] = np.where(chosen >= 0, proposals[chosen], -np.inf)
     chosen = np.maximum(chosen, 0)
     parents = chosen // count
     return parents, sums[parents], pairs.flatten()[chosen]
