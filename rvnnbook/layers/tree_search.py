@@ -510,8 +510,9 @@ def arena_search(
     generator: torch.Generator | None = None,    # of the noise
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena (rir section 2)."
-    arena, *beams = begin_search(encoder, leaves, lengths)
-    found = search_rows(encoder, arena, *beams, lengths, arena.places[:len(leaves)], generator)
+    arena, rows, logits, scores = begin_search(encoder, leaves, lengths)
+    found = search_rows(encoder, arena, rows, logits, scores, lengths,
+                        arena.places[:len(leaves)], generator)
     return Search._make((*found, lengths, arena, None))
 
 # %% ../../nbs/implementations/tree_search.ipynb #b73074a1
