@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 import os
 import shutil
+import signal
 
 import hypothesis
 import pytest
@@ -12,6 +13,15 @@ from tests.browsing import ARGS, missing
 hypothesis.settings.register_profile("book", deadline=None)
 hypothesis.settings.load_profile("book")
 torch.set_num_threads(1)                     # many small operations: threads would only wait for each other
+
+
+@pytest.fixture(autouse=True)
+def usual_signals():
+    "`rvnnbook run` ignores stop signals once its run has ended; its process ends with it, the tests' does not."
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

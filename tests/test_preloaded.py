@@ -39,7 +39,8 @@ from nbclient import NotebookClient
 import nbformat
 for source, target in {pairs!r}:
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in json.load(open(source))])
-    NotebookClient(book, kernel_name="python3", allow_errors=True, resources={{"metadata": {{"path": {folder!r}}}}}).execute()
+    NotebookClient(book, kernel_name="python3", allow_errors=True, coalesce_streams=True,     # a busy kernel sends text in parts
+                   resources={{"metadata": {{"path": {folder!r}}}}}).execute()
     json.dump([cell["outputs"] for cell in book.cells], open(target, "w"))
 print(preloaded.Preloaded.server if {preloaded} else "usual")
 """
