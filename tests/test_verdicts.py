@@ -272,6 +272,9 @@ def test_two_numbers_at_the_floor_agree_about_nothing():
     assert told(.52, 8) == "not learned" and told(.52, 8, "paper") == "differs", "a trained model that falls to the floor differs"
     assert told(.7, 10) == "smaller scale" and told(.7, 8, "paper") == "differs"
     assert told(.7, 8, "paper", {}) == "smaller scale", "the dropout of another paper"
+    trained = {dropout: make(experiment="logic", profile="paper", parameters={"encoder": "crvnn", "split": "none", "dropout_in": dropout, "dropout": .1, "dropout_out": .3},
+                                metrics={"published, 8 operators": {"accuracy": .7, "count": 1444}}, modules=CODE) for dropout in (.1, .4)}
+    assert [judged([found], "crvnn.table2", "CRvNN", "ops_8").verdict for found in trained.values()] == ["differs", "smaller scale"]
 
 
 def test_other_runs_answer_only_while_there_is_none_of_the_papers_settings():
