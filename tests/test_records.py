@@ -551,7 +551,7 @@ judge = lambda model: evaluate_classifier(model, BucketLoader(examples[:20], 20,
 outcome = train(model, BucketLoader(examples[20:], 8, collate_listops, seed=run.seed), judge, folder=run_folder("toy", run), check_every=4,
                 optimizer="adamw", steps=run.steps)"""),
               ("run", """trace = make_trace(outcome.history)
-record = new_record("toy", vars(run), profile=run.profile, seed=run.seed, modules=began, legs=outcome.legs, trace=trace,
+record = new_record("toy", vars(run) | {"source": "drawn"}, profile=run.profile, seed=run.seed, modules=began, legs=outcome.legs, trace=trace,
                     metrics={"test": {**judge(model), "count": 20}}, rule="best validation nll", finished=outcome.finished)
 append(record, trace)""")]
 

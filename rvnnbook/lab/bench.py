@@ -386,7 +386,7 @@ def train_steps(
             yield (type(batch)(*(part.to(device) for part in batch)),)
     step(*next(batches(draw_range(100, 100, 1))))          # compiles; not measured
     seconds, grown, _ = timed(step, batches(expressions), device, memory, limit)
-    return {"seconds": statistics.fmean(seconds), "fastest_s": min(seconds),
+    return {"seconds": statistics.median(seconds), "fastest_s": min(seconds),
             "slowest_s": max(seconds), "count": len(seconds), "memory_mb": grown}
 
 # %% ../../nbs/workshop/bench.ipynb #d483b6c2
@@ -417,7 +417,7 @@ def bench_record(
     modules: dict[str, str], began: datetime,    # code_hashes() and the time when it began
 ) -> dict:                                 # a valid record
     "The record of a benchmark: one leg without steps."
-    rule = ("mean of the steps, each encoder" if subject == "efficiency" else
+    rule = ("median of the steps, each encoder" if subject == "efficiency" else
             f"median of {run.repeats}, each") + " in a fresh process"
     leg = {**git_state(), **machine(run.device), "threads": run.threads,
            "started": began.isoformat(timespec="seconds"), "from_step": 0, "to_step": 0,

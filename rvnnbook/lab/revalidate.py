@@ -37,6 +37,7 @@ def _repeated(record, step, seconds):
     "What `_first_row` prints, in a process with the threads of the record."
     source = results_folder().parent / "experiments" / f"{record['experiment']}.ipynb"
     parameters = record["parameters"] | {name: record[name] for name in ("profile", "seed")}
+    parameters.pop("source", None)                 # of data or code, which a run adds itself
     variables = {"OMP_NUM_THREADS": str(record["threads"]), "RVNNBOOK_RECORDED": "1"}
     try:
         done = subprocess.run(
