@@ -7,8 +7,8 @@ __all__ = ['literal_attention', 'library_attention', 'scan_products', 'SCANS', '
            'one_step', 'LiteralBeamTree', 'windows', 'geometric_window', 'tables_kept', 'AttentionLayer',
            'attend_by_form', 'matrix_products', 'crvnn_products', 'beam_products', 'GatedMemory', 'scanned',
            'linear_products', 'self_iru_literal', 'TreeOfGates', 'iru_loop', 'iru_steps', 'attention_products',
-           'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir', 'Written',
-           'known_entrants', 'make_entrant']
+           'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested', 'literal_rir', 'by_sentence',
+           'Written', 'known_entrants', 'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from ..core import EncoderOutput, check_batch, length_mask
 from ..encoders.beam_tree import BeamTree
 from ..encoders.crvnn import CRvNN, PositionIndex, halt_penalty
 from ..encoders.efficient_beam import EfficientBeam
+from ..encoders.greedy_tree import tree_noise
 from ..encoders.rir_beam import RIRBeam, search_levels
 from ..encoders.self_iru import IRU
 from ..layers.attention import LOG2_E, geometric_attention, seen_keys
@@ -35,6 +36,7 @@ from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, encode_with_search, hash_pair, initial_scores,
     label_nodes, leaf_keys, merge_pairs, noise_ahead, propose_pairs, prune_beam, search_and_replay,
     search_states, survivors)
+from ..reference import beam_tree, gumbel_tree, ordered_memory
 from ..registry import create_encoder, list_encoders
 
 # %% ../../nbs/workshop/subjects.ipynb #be689f03
@@ -518,15 +520,30 @@ def literal_rir(encoder: RIRBeam, x: Tensor, mask: Tensor) -> tuple:       # roo
     x = encoder.s4d(x, mask) if encoder.s4d else x
     return encode_with_search(encoder, x, mask, literal_nested).root, 0.0, None
 
-LITERAL = {                            # name -> form, and options with which it is the encoder
-    "crvnn": (literal_crvnn, {"modulation": "exponentials"}), "ebt_grc": (literal_beam, {}),
-    "rir_ebt_grc": (literal_rir, {"inference": "nested"})}
+def by_sentence(root_of: Callable) -> Callable:        # root_of(model, x, noise), x: (N, D)
+    "The literal form that a model of `rvnnbook.reference` is, one sentence after the other."
+    def form(model, x, mask):
+        noise = tree_noise(mask).unbind(1) if model.training else [None] * len(x)
+        return torch.stack([root_of(model, *one) for one in zip(
+            map(torch.Tensor.__getitem__, x, mask), noise)]), 0.0, None
+    return form
+
+LITERAL = {                            # name -> form, and what makes its model
+    "crvnn": (literal_crvnn, partial(create_encoder, "crvnn", modulation="exponentials")),
+    "ebt_grc": (literal_beam, partial(create_encoder, "ebt_grc")),
+    "rir_ebt_grc": (literal_rir, partial(create_encoder, "rir_ebt_grc", inference="nested")),
+    "gumbel_tree": (by_sentence(lambda model, x, noise: model(x, noise)[0]),
+                    gumbel_tree.GumbelTree),
+    "bt_grc_os": (by_sentence(lambda model, x, _: model(x)[0]),
+                  partial(beam_tree.BeamTree, soft=True)),
+    "ordered_memory": (by_sentence(lambda model, x, _: model(x)[0][-1]),
+                       ordered_memory.OrderedMemory)}
 
 class Written(nn.Module):
     "An encoder that computes in its literal form."
-    def __init__(self, encoder: nn.Module, form: Callable):    # (encoder, x, mask) -> root, ...
+    def __init__(self, encoder: nn.Module, form: Callable, dim: int):  # form(encoder, x, mask)
         super().__init__()
-        self.encoder, self.form, self.dim = encoder, form, encoder.dim
+        self.encoder, self.form, self.dim = encoder, form, dim
 
     def forward(self, x: Tensor, mask: Tensor, **options) -> EncoderOutput:    # options: unused
         root, loss, _ = self.form(self.encoder, x, mask)
@@ -540,6 +557,5 @@ def make_entrant(name: str, dim: int, seed: int = 0) -> nn.Module:     # of know
     "An encoder with fresh weights, or its literal form."
     torch.manual_seed(seed)
     encoder, _, literal = name.partition(", ")
-    form, options = LITERAL[encoder] if literal else (None, {})
-    made = create_encoder(encoder, dim=dim, **options)
-    return Written(made, form) if literal else made
+    form, make = LITERAL[encoder] if literal else (None, partial(create_encoder, encoder))
+    return Written(make(dim=dim), form, dim) if literal else make(dim=dim)
