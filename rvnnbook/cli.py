@@ -24,8 +24,9 @@ STATUSES = """exit status:
 SIGTERM, SIGINT (^C) and SIGHUP stop runs at checkpoints."""
 
 def _add_run(run):
-    run.add_argument("notebook")
-    run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
+    run.add_argument("notebook", help="below nbs/experiments")
+    run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE",
+                     help="a parameter of the experiment; as often as needed")
     run.add_argument("--profile", help="smoke, cpu or paper (default: what the notebook says)")
     _add_flags(run, parameters="only list them, with their values in each profile",
                no_notebook="run only the cells that train and measure, without Jupyter",
@@ -62,7 +63,7 @@ def _run(options):
 # %% ../nbs/workshop/cli.ipynb #84a245d0
 def _add_results(results):
     results.add_argument("experiment", nargs="?",
-                         help="its name (default: all), merge or revalidate")
+                         help="its name (default: count the records of all), merge or revalidate")
     results.add_argument("folders", nargs="*", metavar="FOLDER",
                          help="to merge: records and traces from other machines; "
                               "to revalidate: names of experiments (default: all)")
@@ -94,6 +95,8 @@ def _results(options):
         if wrong := runs.check_results(folder, experiment):
             raise RuntimeError("\n".join(wrong))
         return f"valid records: {len(runs.read_records(experiment))}"
+    if not (experiment or options.where or options.mean or options.csv or options.parquet):
+        return runs.results_overview(runs.read_records())
     records = runs.query_records(runs.read_records(experiment), *options.where)
     if options.csv:
         runs.as_frame(records).to_csv(options.csv, index=False)
@@ -139,7 +142,8 @@ def _revalidate(options):
 def _add_data(data):
     actions = data.add_subparsers(dest="action", required=True)
     actions.add_parser("list", help="show what the papers use and what of it is here")
-    actions.add_parser("get", help="download a set of data").add_argument("name")
+    get = actions.add_parser("get", help="download a set of data")
+    get.add_argument("name", help="one that list names")
     add = actions.add_parser("add",
                              help="check files and copy them to where the book looks for them")
     add.add_argument("name")
@@ -208,7 +212,9 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(work=work)
         return added
     _add_run(command(_run, "run an experiment chapter with parameters", STATUSES))
-    _add_results(command(_results, "show, check or merge records of experiments"))
+    _add_results(command(_results, "show, check or merge records of experiments", """columns:
+  finished  the training came to its end
+  stale     code that the run used has changed since"""))
     _add_sweep(command(_sweep, "make many runs from one file", STATUSES))
     _add_data(command(_data, "list, install and check data"))
     command(_encoders, "list the encoders by name")

@@ -94,6 +94,13 @@ def test_the_readme_example_runs_on_runtime_needs_alone(site_packages, tmp_path)
     assert float(accuracy.rpartition(" ")[2]) >= 0.9
 
 
+def test_files_that_the_front_pages_name_exist():
+    for page in ("README.md", "CONTRIBUTING.md", "index.md"):
+        named = re.findall(r"\]\(([^)#: ]+)\)|`((?:nbs|rvnnbook|tests|_ext|_assets)/[a-z_/.-]+)`", (ROOT / page).read_text())
+        missing = [path for pair in named for path in pair if path and not path.startswith("api/") and not (ROOT / path).exists()]
+        assert len(named) > 5 and not missing, (page, missing)
+
+
 def test_the_command_knows_its_version():
     done = subprocess.run([sys.executable, "-m", "rvnnbook", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == f"rvnnbook {rvnnbook.__version__}\n"

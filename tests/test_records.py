@@ -930,7 +930,11 @@ def test_the_command(tmp_path):
     append(make(), folder=folder)
     append(make(experiment="another", seed=7), folder=folder)
     shown = command(cwd=tmp_path)
+    assert shown.returncode == 0 and [line.split()[:2] for line in shown.stdout.splitlines()] == [["experiment", "records"], ["another", "1"], ["toy", "1"]]
+    shown = command("--where", "seed >= 0", cwd=tmp_path)
     assert shown.returncode == 0 and shown.stdout.startswith("another\n") and "\ntoy\n" in shown.stdout and not shown.stderr
+    missing = command("--where", "experiment == toy", cwd=tmp_path)
+    assert missing.returncode == 2 and missing.stderr.startswith("rvnnbook: experiment == toy: words are quoted, as in 'text'; unknown name 'toy'")
     one = command("toy", cwd=folder)
     assert one.stdout.startswith("toy\n") and "another" not in one.stdout and one.stdout.endswith(" True\n")
     missing = command("boy", cwd=tmp_path)

@@ -85,7 +85,7 @@ def bucket_batches(
 
 # %% ../../nbs/implementations/batches.ipynb #ba873f3f
 class BucketLoader:
-    "An endless loader of length-bucketed batches; its position can be saved and restored."
+    "Length-bucketed batches: `for` gives one epoch, `next` never ends; the position can be saved."
     def __init__(
         self,
         examples: Sequence,        # examples to batch, at least one

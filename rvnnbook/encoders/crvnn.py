@@ -209,16 +209,17 @@ def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshol
 
     `budget`: most rounds, (B,); `recompute`: rounds again in the backward pass; `compaction`: take
     out positions that exist no more than this; `every`: rounds after which halted sentences leave,
-    1 with compaction. Returns: (states, exists, rounds); (rows, e, c, places) of every round."""
+    as _rounds_between_waits says. Returns: (states, exists, rounds) and, for every round,
+    (rows, e, c, places)."""
     a_round = partial(checkpoint, soft_round, use_reentrant=False) if recompute else soft_round
     width, rows = exists.shape[1], torch.arange(len(states), device=states.device)
     places = torch.arange(width, device=states.device).expand(exists.shape)
     arrived, halted, rounds, runs = torch.zeros_like(exists)[..., None], [], [], None
-    taken, lengths = torch.zeros_like(rows), [width - 2] * len(rows)   # rounds, tokens, or more
+    taken, lengths = torch.zeros_like(rows), [width - 2] * len(rows)   # rounds; tokens at most
     for step in count():
         going = (taken < budget) & (((exists >= threshold) & tokens).sum(1) > 1)
-        looks, held = (step + 1) % every == 0, [True]              # the only place that waits
-        if looks:
+        looks, held = (step + 1) % every == 0, [True]
+        if looks:                                                  # waits for the device here
             held, lengths = torch.stack([going, tokens.sum(1)]).tolist()
             lengths = [length for length, on in zip(lengths, held) if on]
             runs = runs if every == 1 and all(held) else None
@@ -238,7 +239,7 @@ def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshol
         if runs is None:
             allowed = tokens & F.pad(tokens[:, 1:], (0, 1))            # all but the last
             runs = runs_of(allowed) if compaction else _runs_within(lengths, width, rows.device)
-        now = allowed if looks else allowed & going[:, None]       # some may have ended since
+        now = allowed if looks else allowed & going[:, None]       # without those that halted
         before, taken = exists.detach(), taken + going
         states, exists, arrived, merged = a_round(states, exists, now, arrived, decide, cell, runs)
         rounds.append((rows, before, merged.detach(), places))
@@ -290,6 +291,8 @@ class CRvNNParts(Encoder):
             raise ValueError(f"threshold {threshold} not in (0, 1), or penalty {penalty} negative")
         self.dim, self.modulation, self.threshold = dim, modulation, threshold
         self.penalty, self.root, self.retriever, self.form = penalty, root, "eq5", "auto"
+        # Attributes to set: compute rounds again in the backward pass; the existence up to which
+        # positions are taken out, 0: none; whether in training, too.
         self.checkpoint, self.compaction, self.train_compacted = False, 0.0, False
         self.scorer = PositionScorer(dim, 2, transition_dim, activation)
         self.transition = TransitionFeatures(transition_dim)

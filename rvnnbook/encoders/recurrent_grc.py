@@ -22,7 +22,7 @@ class RecurrentGRC(Encoder):
         start: str = "zero",           # "zero": h_0 = 0; "first": h_1 = x_1
         readout: str = "end",          # "end": the last states; "mean": over all tokens
         hidden: int | None = None,     # width of a cell's hidden layer; 4 times its own width
-        activation: str = "gelu",      # the cell's activation, "gelu" or "relu"
+        activation: str = "gelu",      # of the cell: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     ):
         super().__init__()

@@ -19,7 +19,7 @@ class RvNN(Encoder):
         dim: int,                      # D, width of token vectors and of the root
         cell: str = "grc",             # "grc" or "lstm"
         hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
-        activation: str = "gelu",      # the GRC's activation, "gelu" or "relu"
+        activation: str = "gelu",      # of the GRC: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     ):
         super().__init__()

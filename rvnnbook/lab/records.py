@@ -6,8 +6,8 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'LISTOPS
            'peak_memory', 'git_state', 'processor', 'machine', 'new_record', 'now_in_utc', 'Trace', 'make_trace',
            'end_to_end', 'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records',
            'read_trace', 'check_results', 'merge_records', 'changed_modules', 'sittings', 'select', 'latest',
-           'ListOpsRun', 'listops_runs', 'as_frame', 'load', 'query_records', 'results_table', 'aligned',
-           'write_parquet']
+           'ListOpsRun', 'listops_runs', 'as_frame', 'load', 'query_records', 'results_table', 'results_overview',
+           'aligned', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -608,7 +608,8 @@ def _holds(frame, condition):
     except pandas.errors.UndefinedVariableError as error:
         quoted = [name for name in re.findall("`([^`]*)`", condition) if name not in frame]
         name = quoted[0] if quoted else re.search("'(.*)'", str(error))[1]
-        raise RecordError(unknown_name("name", name, list(frame)) + "; words are quoted") from None
+        raise RecordError(f"{condition}: words are quoted, as in 'text'; "
+                          + unknown_name("name", name, list(frame))) from None
     except Exception as error:         # an expression can raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RecordError(f"{condition!r} is no query: {reason}") from None
@@ -623,14 +624,23 @@ def results_table(records: Sequence[dict], mean: bool = False) -> str:
         scores = [name for name in frame if ": " in name and not name.endswith(": count")]
         fields = {*Record.model_fields, "steps_done", "stale"}
         parameters = [name for name in frame if name not in fields and ": " not in name
-                      and (frame[name].dtype == "string" or frame[name].nunique(dropna=False) > 1)]
+                      and (frame[name].nunique(dropna=False) > 1 or len(frame) == 1
+                           and frame[name].dtype == "string")]
         keys = ["profile", *parameters, *["id"] * (not mean)]
         table = frame.groupby(keys, dropna=False, sort=False).agg({
             "seed": lambda seeds: " ".join(map(str, sorted(seeds))),
             **dict.fromkeys(scores, _mean_text), "finished": "all", "stale": "any"}).reset_index()
         shown = table.drop(columns=["id"] * (not mean)).astype(object).fillna("")
-        parts.append(f"{experiment}\n{shown.to_string(index=False)}")
+        parts.append(f"{experiment}\n{shown.to_string(index=False, max_colwidth=40)}")
     return "\n\n".join(parts) or "no records"
+
+def results_overview(records: Sequence[dict]) -> str:
+    "How many records each experiment has, and how many are finished and stale."
+    if not records:
+        return "no records"
+    counted = as_frame(records).groupby("experiment").agg(
+        records=("id", "size"), finished=("finished", "sum"), stale=("stale", "sum"))
+    return counted.reset_index().to_string(index=False)
 
 def _mean_text(values):
     "A number, or mean and standard deviation of several."

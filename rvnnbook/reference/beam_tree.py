@@ -99,5 +99,6 @@ class BeamTree(nn.Module):
         soft = [soft_merge(rest)] if self.soft and rest else []
         return [*map(merge, kept), *soft]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, list[Hypothesis]]:    # (N, D) -> root (D,)
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Hypothesis]]:
+        "Token vectors (N, D) -> sentence vector (D,), the final hypotheses."
         return search_trees(self.step, self.leaf_norm(self.leaf(x)))

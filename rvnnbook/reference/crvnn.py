@@ -70,7 +70,7 @@ class MergeDecision(nn.Module):
 
     def forward(
         self,
-        states: Tensor,                # r, (N, D); START, tokens, END
+        states: Tensor,                # r, (N, D); N counts START and END here
         left: Tensor,                  # left weights, (N, N)
         right: Tensor,                 # right weights, (N, N)
         received: Tensor,              # left(c) of the round before, (N,)
@@ -89,7 +89,11 @@ class MergeDecision(nn.Module):
 
 # %% ../../nbs/crvnn.ipynb #d0e7f8a9
 class CRvNN(nn.Module):
-    "Continuous recursive neural network, for one sentence (crvnn section 3)."
+    """Continuous recursive neural network (CRvNN), for one sentence.
+
+    Every position has an existence in [0, 1]. In a round each position is merged into its right
+    neighbor with some probability, and exists less after that (Ray Chowdhury and Caragea 2021,
+    crvnn section 3)."""
     def __init__(
         self,
         dim: int, window: int = 2, transition_dim: int = 64,     # as for MergeDecision
@@ -102,7 +106,7 @@ class CRvNN(nn.Module):
         self.threshold = threshold
 
     def rounds(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        "States r, existence e and merge probabilities c after each round, with START and END."
+        "States r, existence e, merges c of START, tokens and END: at first, then after each round."
         states = self.leaf_norm(self.leaf(torch.cat([self.start[None], x, self.end[None]])))
         exists, received = torch.ones_like(states[:, 0]), torch.zeros_like(states[:, 0])
         yield states, exists, received

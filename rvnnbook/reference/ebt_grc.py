@@ -70,5 +70,6 @@ class EBTGRC(nn.Module):
         kept = best_of(torch.stack([score for *_, score in proposals]), self.beam, noise)
         return [self.merge(*proposals[i]) for i in kept]         # K compositions
 
-    def forward(self, x: Tensor) -> tuple[Tensor, list[Hypothesis]]:    # (N, D) -> root (D,)
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Hypothesis]]:
+        "Token vectors (N, D) -> sentence vector (D,), the final hypotheses."
         return search_trees(self.step, self.leaf_norm(self.leaf(x)))

@@ -104,7 +104,7 @@ def load_pretrained(
     encoder: str,              # name of an encoder, such as "crvnn"
     weights: str,              # data set it was trained on, such as "listops"
 ) -> Classifier:               # in eval mode
-    "A classifier of this book, with the weights of a reported run."
+    "A classifier with the weights of a run of this book, in eval mode."
     tensors, about = read_weights(encoder, weights)
     model = Classifier(create_encoder(encoder, **json.loads(about["options"])),
                        **json.loads(about["classifier"]))
