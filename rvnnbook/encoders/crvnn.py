@@ -208,9 +208,8 @@ def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshol
     """Repeat rounds until sentences halt or use up their budget (crvnn section 3.3, Alg. 1-2).
 
     `budget`: most rounds, (B,); `recompute`: rounds again in the backward pass; `compaction`: take
-    out positions that exist no more than this; `every`: rounds after which halted sentences leave,
-    as _rounds_between_waits says. Returns: (states, exists, rounds) and, for every round,
-    (rows, e, c, places)."""
+    out positions that exist no more than this; `every`: rounds after which halted sentences leave.
+    Returns: (states, exists, rounds) and, for every round, (rows, e, c, places)."""
     a_round = partial(checkpoint, soft_round, use_reentrant=False) if recompute else soft_round
     width, rows = exists.shape[1], torch.arange(len(states), device=states.device)
     places = torch.arange(width, device=states.device).expand(exists.shape)

@@ -539,6 +539,7 @@ LITERAL = {                            # name -> form, and what makes its model
     "ordered_memory": (by_sentence(lambda model, x, _: model(x)[0][-1]),
                        ordered_memory.OrderedMemory)}
 
+# %% ../../nbs/workshop/subjects.ipynb #46053708
 class Written(nn.Module):
     "An encoder that computes in its literal form."
     def __init__(self, encoder: nn.Module, form: Callable, dim: int):  # form(encoder, x, mask)
