@@ -121,9 +121,8 @@ def create_encoder(
 
     `list_encoders()` gives the names and `describe_encoder(name)` the options of one. All encoders
     have the same interface: `encoder(x, mask, *, trees=None)` with x (B, N, D) and mask (B, N)
-    returns an `EncoderOutput` whose `root` is (B, D). It is in training mode, with the weights of a
-    trained model, too. A name `module:Class` is a class from outside the book. ValueError: an
-    unknown name or option, or a class of yours that breaks a promise.
+    returns an `EncoderOutput` whose `root` is (B, D), and all are in training mode at first. A name
+    `module:Class` is a class of yours. ValueError: an unknown name or option, a broken promise.
 
     >>> create_encoder("lstm", dim=8)(torch.zeros(1, 3, 8), torch.ones(1, 3).bool()).root.shape
     torch.Size([1, 8])
