@@ -624,8 +624,7 @@ def results_table(records: Sequence[dict], mean: bool = False) -> str:
         scores = [name for name in frame if ": " in name and not name.endswith(": count")]
         fields = {*Record.model_fields, "steps_done", "stale"}
         parameters = [name for name in frame if name not in fields and ": " not in name
-                      and (frame[name].nunique(dropna=False) > 1 or len(frame) == 1
-                           and frame[name].dtype == "string")]
+                      and (frame[name].dtype == "string" or frame[name].nunique(dropna=False) > 1)]
         keys = ["profile", *parameters, *["id"] * (not mean)]
         table = frame.groupby(keys, dropna=False, sort=False).agg({
             "seed": lambda seeds: " ".join(map(str, sorted(seeds))),
