@@ -269,7 +269,8 @@ def extract_trees(
 
 # %% ../../nbs/implementations/crvnn.ipynb #7649b135
 class CRvNNParts(Encoder):
-    "Scorer, transition features, cell, START and END, and leaves of CRvNN."
+    """The parts of CRvNN. Attributes to set: `checkpoint` computes rounds again in the backward
+    pass; `compaction` takes positions of that existence out, `train_compacted` in training, too."""
     def __init__(
         self,
         dim: int,                     # D, width of token vectors and of the root
@@ -290,8 +291,6 @@ class CRvNNParts(Encoder):
             raise ValueError(f"threshold {threshold} not in (0, 1), or penalty {penalty} negative")
         self.dim, self.modulation, self.threshold = dim, modulation, threshold
         self.penalty, self.root, self.retriever, self.form = penalty, root, "eq5", "auto"
-        # Attributes to set: compute rounds again in the backward pass; the existence up to which
-        # positions are taken out, 0: none; whether in training, too.
         self.checkpoint, self.compaction, self.train_compacted = False, 0.0, False
         self.scorer = PositionScorer(dim, 2, transition_dim, activation)
         self.transition = TransitionFeatures(transition_dim)
