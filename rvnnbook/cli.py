@@ -143,7 +143,7 @@ def _add_data(data):
     actions = data.add_subparsers(dest="action", required=True)
     actions.add_parser("list", help="show what the papers use and what of it is here")
     get = actions.add_parser("get", help="download a set of data")
-    get.add_argument("name", help="one that list names")
+    get.add_argument("name", help="from the first column of `data list`")
     add = actions.add_parser("add",
                              help="check files and copy them to where the book looks for them")
     add.add_argument("name")

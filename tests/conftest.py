@@ -17,7 +17,7 @@ torch.set_num_threads(1)                     # many small operations: threads wo
 
 @pytest.fixture(autouse=True)
 def usual_signals():
-    "`rvnnbook run` ignores stop signals once its run has ended; its process ends with it, the tests' does not."
+    "Handlers as before a test: `rvnnbook run` leaves stop signals ignored, because its process then ends."
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():

@@ -521,7 +521,7 @@ def literal_rir(encoder: RIRBeam, x: Tensor, mask: Tensor) -> tuple:       # roo
     return encode_with_search(encoder, x, mask, literal_nested).root, 0.0, None
 
 def by_sentence(root_of: Callable) -> Callable:        # root_of(model, x, noise), x: (N, D)
-    "The literal form that a model of `rvnnbook.reference` is, one sentence after the other."
+    "A literal form: a model of `rvnnbook.reference` encodes one sentence after the other."
     def form(model, x, mask):
         noise = tree_noise(mask).unbind(1) if model.training else [None] * len(x)
         return torch.stack([root_of(model, *one) for one in zip(
