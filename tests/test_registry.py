@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,11 +52,25 @@ def test_entry(name):
 
 
 @pytest.mark.parametrize("name", list_encoders())
+@pytest.mark.parametrize("options, said", [({"dim": "8"}, "dim must be int, got '8'"), ({"dim": 8.0}, "dim must be int, got 8.0"),
+                                           ({"dim": True}, "dim must be int, got True"), ({"dim": 0}, "dim must be at least 1, got 0")])
+def test_width_of_wrong_type_or_size_is_refused(name, options, said):
+    assert refused(name, **options) == f"encoder {name!r}: {said}"
+
+
+def test_values_of_options_are_checked_by_the_stated_type():
+    assert refused("ebt_grc", dim=8, dropout="0.1") == "encoder 'ebt_grc': dropout must be float, got '0.1'"
+    assert refused("ebt_grc", dim=8, hidden=1.5) == "encoder 'ebt_grc': hidden must be int | None, got 1.5"
+    assert create_encoder("ebt_grc", dim=np.int64(8), dropout=0, hidden=None).dim == 8
+
+
+@pytest.mark.parametrize("name", list_encoders())
 def test_description_has_a_line_for_every_option(name):
     module, class_name, fixed = ENCODERS[name]
     signature = inspect.signature(getattr(importlib.import_module(module), class_name))
     rows = describe_encoder(name).splitlines()
     assert rows[0].startswith(f"{name}: ") and all("#" in row for row in rows[1:])
+    assert all(f"{option}={value!r}" in rows[0] for option, value in fixed.items())
     assert [row.split(":")[0].split("=")[0].strip() for row in rows[1:]] == [p for p in signature.parameters if p not in fixed]
 
 
