@@ -8,4 +8,16 @@ __all__ = ['create_encoder', 'describe_encoder', 'list_encoders']
 from .registry import create_encoder, describe_encoder, list_encoders
 
 # %% ../nbs/preface.ipynb #3a94c10f
+__doc__ = """Trees, recurrence and attention: the encoders of four papers with one interface.
+
+`list_encoders()` gives the names of the encoders, `describe_encoder(name)` the options of one, and
+`create_encoder(name, dim=...)` makes one. `help(create_encoder)` shows the interface.
+
+reference   the models as the papers write them, for one sentence
+encoders    the same models for batches, as they are trained; built from `layers`
+tasks       encoders with heads, losses and evaluation
+data        tasks: generators, readers of published files, batches
+lab         training, runs, sweeps, records and benchmarks
+show        figures, trees and tables
+"""
 _all_ = ["create_encoder", "describe_encoder", "list_encoders"]

@@ -131,7 +131,10 @@ def test_public_names_have_docstrings_and_docments():
         if path.name in ("_modidx.py", "__main__.py"):
             continue
         lines = path.read_text().splitlines()
-        for node in ast.parse("\n".join(lines)).body:
+        tree = ast.parse("\n".join(lines))
+        if tree.body and path.name != "__init__.py" and not ast.get_docstring(tree):
+            bare.append(f"{path}: help() says nothing; add a line '> summary' below the notebook's title")
+        for node in tree.body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith("_"):
                 continue
             if not ast.get_docstring(node):
