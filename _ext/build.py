@@ -230,7 +230,10 @@ def run_time(record: dict) -> str:
 
 
 def published_page(executed: Path) -> bytes:
-    "An executed chapter with its run time written in, without widgets and the executor's notes."
+    """An executed chapter with its run time written in, without widgets and the executor's notes.
+
+    The line `> ...` below the title is the docstring of the module, and no part of the page.
+    """
     notebook = json.loads(executed.read_text())
     sentence = run_time(json.loads(executed.with_suffix(".json").read_text()))
     for key in ("papermill", "widgets"):
@@ -241,7 +244,8 @@ def published_page(executed: Path) -> bytes:
         for key in ("papermill", "execution"):
             cell["metadata"].pop(key, None)
         if cell["cell_type"] == "markdown":
-            cell["source"] = "".join(cell["source"]).replace("<!-- run time -->", sentence)
+            text = "".join(cell["source"]).replace("<!-- run time -->", sentence)
+            cell["source"] = re.sub(r"\A(# .*\n)\n> .*\n", r"\1", text)
     return json.dumps(notebook, sort_keys=True).encode()
 
 

@@ -116,18 +116,19 @@ def test_a_page_is_stale_once_a_missing_file_appears(tmp_path):
     assert not is_fresh(tmp_path / "record.json", versions())
 
 
-def test_a_published_page_tells_its_run_time_and_has_no_widgets(tmp_path):
+def test_a_published_page_tells_its_run_time_and_has_neither_widgets_nor_docstring(tmp_path):
     cells = [{"lesson": 0.0, "imports": 2.0}, {"lesson": 0.25, "imports": 0.0}, {"lesson": 0.5, "imports": 0.0}]
     assert "0.8\u00a0s of processor time on one thread, beyond imports" in run_time({"cells": cells})
     view, html = "application/vnd.jupyter.widget-view+json", "text/html"
     shown = {"output_type": "display_data", "metadata": {}, "data": {view: {}, html: "<p>frames</p>"}}
     (tmp_path / "ran.ipynb").write_text(json.dumps({"metadata": {"widgets": {}, "papermill": {}}, "cells": [
         {"cell_type": "code", "metadata": {"papermill": {}}, "outputs": [shown]},
-        {"cell_type": "markdown", "metadata": {}, "source": ["<!-- run time -->"]}]}))
+        {"cell_type": "markdown", "metadata": {}, "source": ["<!-- run time -->"]},
+        {"cell_type": "markdown", "metadata": {}, "source": ["# Title\n", "\n", "> Docstring.\n", "\n", "First.\n", "\n", "> Quote."]}]}))
     (tmp_path / "ran.json").write_text(json.dumps({"cells": cells}))
     page = json.loads(published_page(tmp_path / "ran.ipynb"))
     assert page["metadata"] == page["cells"][0]["metadata"] == {} and list(page["cells"][0]["outputs"][0]["data"]) == [html]
-    assert page["cells"][1]["source"] == run_time({"cells": cells})
+    assert [cell["source"] for cell in page["cells"][1:]] == [run_time({"cells": cells}), "# Title\n\nFirst.\n\n> Quote."]
 
 
 # A build that meets something broken
