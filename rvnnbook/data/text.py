@@ -6,8 +6,8 @@
 __all__ = ['SENTIMENTS', 'GRADES', 'INFERENCES', 'PARAPHRASES', 'CITATIONS', 'ESCAPES', 'ESCAPED', 'OPENING', 'WORD', 'BREAK',
            'TOKEN', 'BYTES', 'UNKNOWN', 'ADJECTIVES', 'Sentence', 'SentenceTree', 'SentencePair', 'Translation',
            'TextError', 'MissingFileError', 'unescape', 'parse_tree', 'tree_line', 'binary', 'phrases', 'stream_corpus',
-           'lines_of', 'read_lines', 'read_trees', 'read_numbered', 'spaces', 'words', 'byte_tokens', 'installed',
-           'sides_of', 'vocabulary_for', 'write_vocabulary', 'read_vocabulary', 'TextBatch', 'length_of',
+           'lines_of', 'read_lines', 'read_trees', 'read_numbered', 'spaces', 'words', 'lower_words', 'byte_tokens',
+           'installed', 'sides_of', 'vocabulary_for', 'write_vocabulary', 'read_vocabulary', 'TextBatch', 'length_of',
            'collate_text', 'random_review', 'make_trees', 'subtrees']
 
 # %% ../../nbs/implementations/text.ipynb #c33afe0a
@@ -257,6 +257,13 @@ def words(
 ) -> tuple[str, ...]:            # w, (n,)
     "Tokenize English text into words and punctuation marks."
     return tuple(map(sys.intern, TOKEN.findall(BREAK.sub(" ", text))))
+
+
+def lower_words(
+    text: str,                   # raw text
+) -> tuple[str, ...]:            # w, in lower case, (n,)
+    "Tokenize English text like `words`, in lower case."
+    return words(text.lower())
 
 # %% ../../nbs/implementations/text.ipynb #f72c0669
 BYTES: tuple[str, ...] = tuple(map(chr, range(256)))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import Encoder, check_choice
+from ..data.batches import Vocabulary
 from .classify import Classifier, ClassifierOutput
 
 # %% ../../nbs/implementations/pair.ipynb #900ff8ed
@@ -40,8 +41,10 @@ def pair_up(
 # %% ../../nbs/implementations/pair.ipynb #2f7cf86f
 class PairClassifier(Classifier):
     "One label for each pair of sentences, with one encoder for both (crvnn App. A)."
+    sides = 2                          # of an example of `predict`
+
     def __init__(
-        self, encoder: Encoder, vocabulary: int, classes: int,    # as for Classifier
+        self, encoder: Encoder, vocabulary: int | Vocabulary, classes: int,   # as for Classifier
         layers: int = 2,               # layers of the head, 1 or 2
         features: str = "paper",       # order of the features, "paper" or "code"
         **options,                     # of Classifier: embedding_dim, dropout_in, dropout_out
