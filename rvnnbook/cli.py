@@ -200,11 +200,35 @@ def _sweep(options):
     from rvnnbook.lab.sweep import obey_sweep
     return obey_sweep(options)
 
+# %% ../nbs/workshop/cli.ipynb #d41c7a02
+def _add_predict(predict):
+    predict.add_argument("encoder", help="of a trained model, such as ebt_grc")
+    predict.add_argument("weights", help="what it was trained on: listops or sst5")
+    predict.add_argument("file", nargs="?", default=0,
+                         help="a sentence on each line, or fields with tabs between them, of which "
+                              "the last is the sentence (default: standard input)")
+    _add_flags(predict, trees="with the tree that the model finds, in brackets")
+
+def _predict(options):
+    "Label, probability and, if requested, tree of each line."
+    from itertools import tee
+
+    from rvnnbook.show.trees import bracket_string
+    from rvnnbook.tasks.classify import load_pretrained
+    model = load_pretrained(options.encoder, options.weights)
+    with open(options.file, encoding="utf-8") as file:
+        texts, read = tee(line.rpartition("\t")[2] for line in file)
+        for found in model.predict_stream(texts, return_trees=options.trees):
+            tokens = model.vocabulary.split(next(read))
+            tree = [bracket_string(found.tree, tokens)] if options.trees else []
+            yield "\t".join([str(found.label), f"{max(found.probabilities):.4f}", *tree])
+
 # %% ../nbs/workshop/cli.ipynb #055ccee8
 def parser() -> argparse.ArgumentParser:
     "The options that the command understands."
     top = argparse.ArgumentParser(
-        prog="rvnnbook", description="Rerun the experiments of the book, install its data.")
+        prog="rvnnbook", description="Rerun the experiments of the book, install its data, "
+                                     "apply its trained models.")
     top.add_argument("--version", action="version",
                      version=f"%(prog)s {importlib.import_module('rvnnbook').__version__}")
     commands = top.add_subparsers(dest="command", required=True)
@@ -219,6 +243,7 @@ def parser() -> argparse.ArgumentParser:
   stale     code that the run used has changed since"""))
     _add_sweep(command(_sweep, "make many runs from one file", STATUSES))
     _add_data(command(_data, "list, install and check data"))
+    _add_predict(command(_predict, "label the lines of a file with a trained model"))
     command(_encoders, "list the encoders by name")
     return top
 
@@ -229,7 +254,9 @@ def main(arguments: list[str] | None = None) -> int:   # those of the command li
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        print(options.work(options), flush=True)
+        result = options.work(options)
+        for line in [result] if isinstance(result, str) else result:
+            print(line, flush=True)
         return 0
     except BrokenPipeError:                # the reader of the pipe, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

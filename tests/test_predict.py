@@ -1,6 +1,8 @@
 "Predictions: the same alone and in a list, in the given order, in bounded memory; and what is refused."
 import copy
 import pickle
+import subprocess
+import sys
 from itertools import count, islice
 
 import numpy as np
@@ -9,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rvnnbook.cli import main
 from rvnnbook.core import simple_tree
 from rvnnbook.data.batches import Vocabulary, read_sentence, token_batches
-from rvnnbook.data.listops import VOCABULARY, bracketed, make_split, tokenize
+from rvnnbook.data.listops import VOCABULARY, bracketed, make_split, tokenize, write_listops
 from rvnnbook.registry import create_encoder
-from rvnnbook.show.trees import tree_spans
+from rvnnbook.show.trees import bracket_string, tree_spans
 from rvnnbook.tasks.classify import Classifier, Predictor, class_probabilities, load_pretrained, predict_labels
 from rvnnbook.tasks.pair import PairClassifier
 from tests.pretend_device import PretendDevice
@@ -228,3 +231,19 @@ def test_pretrained_models_read_english():
     model = load_pretrained("ebt_grc", "sst5")
     bad, good = model.predict(["This is a dull, tedious and awful film.", "a wonderful and charming film"], return_trees=True)
     assert bad.label < 2 < good.label and len(bad.tree) == 10 and len(good.tree) == 5
+
+
+def test_the_command_labels_lines(tmp_path, capsys):
+    sample = make_split(4, seed=5, length=(5, 20))
+    path = write_listops(tmp_path / "sample.tsv", sample)                 # with labels, tabs and parentheses
+    assert main(["predict", "ebt_grc", "listops", str(path), "--trees"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    found = load_pretrained("ebt_grc", "listops").predict([e.tokens for e in sample], return_trees=True)
+    assert lines == [[str(one.label), f"{max(one.probabilities):.4f}", bracket_string(one.tree, e.tokens)] for one, e in zip(found, sample)]
+    path.write_text("[MAX 2 9 ]\n\n")
+    assert main(["predict", "ebt_grc", "listops", str(path)]) == 2
+    assert capsys.readouterr().err == "rvnnbook: sentence 1: a sentence needs at least one token\n"
+    assert main(["predict", "ebt_grc", "listops", str(tmp_path / "none")]) == 1
+    done = subprocess.run([sys.executable, "-m", "rvnnbook", "predict", "crvnn", "listops"], input="[MAX 2 9 ]\n7", text=True,
+                          capture_output=True)
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["9", "7"], done.stderr
