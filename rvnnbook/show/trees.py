@@ -14,9 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
-from ..data.listops import collate_listops, composition_steps
+from ..data.listops import composition_steps
 
 # %% ../../nbs/workshop/trees.ipynb #7d70b7ad
 def tree_spans(
@@ -411,15 +409,13 @@ def span_f1(
 
 # %% ../../nbs/workshop/trees.ipynb #5f070ae6
 def tree_f1(
-    model,                 # a classifier whose encoder finds trees
+    model,                 # a pretrained classifier whose encoder finds trees
     examples: Sequence,    # of ListOps
 ) -> float:                # in [0, 1]
     "Corpus span F1 of the most probable trees that a model finds with the gold trees."
-    batch = collate_listops(examples)
-    with torch.no_grad():
-        trace = model.eval()(batch.ids, batch.mask, trace=True).encoding.trace
-    rows = [tree[:len(e.tokens)] for tree, e in zip(trace["trees"].tolist(), examples)]
-    return span_f1(rows, [composition_steps(e.tokens) for e in examples]).corpus
+    found = model.predict([e.tokens for e in examples], return_trees=True)
+    return span_f1([one.tree for one in found],
+                   [composition_steps(e.tokens) for e in examples]).corpus
 
 def is_gold_tree(
     tree: str,             # of a ListOps expression, with brackets
