@@ -301,7 +301,7 @@ def test_a_borrowed_helper_is_noticed(line, names):
     ("rvnnbook.data.listops", "from rvnnbook import create_encoder", "rvnnbook.data.listops imports rvnnbook, which"),
     ("rvnnbook.data.listops", "def draw():\n    import matplotlib.pyplot", "rvnnbook.data.listops imports matplotlib"),
     ("rvnnbook.layers.neighbors", "from .cells import GRC", None),
-    ("rvnnbook.show.plots", "from . import trees", "circle: rvnnbook.show.plots -> rvnnbook.show.trees -> rvnnbook.show.plots")])
+    ("rvnnbook.show.plots", "from . import trees", "circle: rvnnbook.show.trees -> rvnnbook.show.plots -> rvnnbook.show.trees")])
 def test_breaches_are_noticed(name, line, said):
     sources = modules()
     sources[name] += f"\n{line}\n"

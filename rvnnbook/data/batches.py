@@ -56,9 +56,10 @@ def read_sentence(
     types: int,                     # V, number of token types
 ) -> list[int]:                     # token ids, (n,) in [0, V)
     "Token ids of a sentence."
+    parts: Any = sentence
     if isinstance(sentence, str) and vocabulary is not None:
-        sentence = vocabulary.split(sentence)
-    tokens = list(sentence.tolist() if hasattr(sentence, "tolist") else sentence)
+        parts = vocabulary.split(sentence)
+    tokens: list[Any] = list(parts.tolist() if hasattr(parts, "tolist") else parts)
     if not tokens:
         raise ValueError("a sentence needs at least one token")
     if all(isinstance(token, str) for token in tokens):
@@ -69,7 +70,7 @@ def read_sentence(
     for position, token in enumerate(tokens):
         if not isinstance(token, Integral):
             raise TypeError(f"token {position} is {token!r}, not an integer")
-        if not 0 <= token < types:
+        if not 0 <= int(token) < types:
             raise ValueError(f"token {position} is {token}; token ids are in [0, {types})")
     return tokens
 

@@ -145,17 +145,15 @@ class Classifier(Predictor):
         dropout_out: float = 0.0,      # dropout before the last layer, in [0, 1)
     ):
         super().__init__()
-        self.encoder, dim = encoder, encoder.dim
+        self.encoder, self.activation, dim = encoder, F.gelu, encoder.dim
         self.vocabulary = vocabulary if isinstance(vocabulary, Vocabulary) else None
-        types = len(vocabulary) if isinstance(vocabulary, Vocabulary) else vocabulary
+        types = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
         self.embedding = nn.Embedding(types, embedding_dim or dim)
         self.in_proj = nn.Linear(embedding_dim or dim, dim)
         self.head = _head_layers(dim, classes, layers)
         self.dropout_in, self.dropout_out = nn.Dropout(dropout_in), nn.Dropout(dropout_out)
-        self.activation = F.gelu
 
-    def head_input(self, root: Tensor) -> Tensor:
-        return root                        # other tasks read something else
+    def head_input(self, root: Tensor) -> Tensor: return root    # other tasks read something else
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
                 labels: Tensor | None = None, generator: torch.Generator | None = None,
