@@ -21,8 +21,9 @@ from rvnnbook.cli import main
 from rvnnbook.layers import compiled_beam
 from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_record, by_length, cases, check_bench, findings, forms_of, fresh,
-                                gap, growth, measure, recorded_bench, summarize)
+from rvnnbook.data.listops import Example
+from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_predict, bench_record, by_length, cases, check_bench,
+                                findings, forms_of, fresh, gap, growth, measure, predict_lines, recorded_bench, summarize)
 from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, library_attention, library_beam,
                                    library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, take_step,
                                    tables_kept, usual_forms)
@@ -443,6 +444,26 @@ def test_the_last_record_of_its_kind_is_shown(clone, monkeypatch):
     for ragged, seconds in ((False, 2.0), (True, 3.0)):
         metrics, (said,) = recorded_bench("beam_tree", ragged)
         assert metrics[split_name(9, 1, "library", ragged)]["seconds"] == seconds and said.startswith("Width 8; ")
+
+
+def test_predictions_are_measured_in_turn_and_recorded(clone, monkeypatch):
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(module, "official_test", lambda: [Example(1, ("[MAX", "1", "]"))] * 40)
+    taken = []
+    def one(task, limit):
+        assert set(task["expressions"]) == {"[MAX 1 ]"} and limit == 60.0
+        taken.append((len(task["expressions"]), task["batch_tokens"]))
+        return {"seconds": 1.0 + len(taken), "count": len(task["expressions"]), "memory_mb": 5.0, "accuracy": 1.0}
+    run = SimpleNamespace(profile="cpu", encoder="crvnn", counts="10 40", batch_tokens=64, threads=1, repeats=2, device="cpu", limit=60.0)
+    metrics = bench_predict(run, one)
+    assert taken == [(10, 0), (10, 64), (40, 0), (40, 64)] * 2
+    assert metrics["40 expressions, in batches"]["seconds"] == 7.0 and metrics["10 expressions, one by one"]["fastest_s"] == 2.0
+    assert predict_lines(metrics)[-1] == ["40 expressions", "in batches", "7", "5.71", "5"]
+    kept, (said,) = recorded_bench("predict")
+    assert kept == metrics and not said.startswith("Width") and check_results(Path("nbs/results"), "bench_predict") == []
+    failed = bench_predict(SimpleNamespace(**vars(run) | {"profile": "smoke"}), lambda task, limit: {"failed": {"over_limit_s": limit}})
+    assert predict_lines(failed)[1] == ["10 expressions", "one by one", "–", "–", "–"]
+    assert len(read_records("bench_predict")) == 1                                             # a smoke run leaves none
 
 
 def test_the_records_that_are_kept_can_be_read():

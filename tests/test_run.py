@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "_ext"))
 from build import execute_chapter, strip_directives  # noqa: E402
 
 EXPERIMENT = ROOT / "nbs" / "experiments" / "gold_trees.ipynb"
-EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "bench_layers", "bytes", "design_space", "gold_trees", "images", "inference", "length_generalization", "listops", "logic", "music", "nested", "parsing", "sentiment", "sequences", "tokens", "translation"]
+EXPERIMENTS = ["ablation", "beam_states", "bench_beam_tree", "bench_crvnn", "bench_efficiency", "bench_layers", "bench_predict", "bytes", "design_space", "gold_trees", "images", "inference", "length_generalization", "listops", "logic", "music", "nested", "parsing", "sentiment", "sequences", "tokens", "translation"]
 COMMAND = Path(sys.executable).with_name("rvnnbook")
 
 

@@ -34,7 +34,7 @@ ENCODER_OF = {             # a paper's row -> name in the registry
 # No row of a paper leads to these: encoders and experiments of the book's own, and variants that no paper has.
 NO_ROW = {
     "encoders": {"ndr_act", "ndr_halt"},
-    "experiments": {"beam_states", "bench_beam_tree", "bench_crvnn", "bench_layers", "gold_trees", "tokens"},
+    "experiments": {"beam_states", "bench_beam_tree", "bench_crvnn", "bench_layers", "bench_predict", "gold_trees", "tokens"},
     "models of length_generalization": {"RNN-GRC", "RvNN gold trees"},
     "models of nested": {"RNN-GRC"},
     "models of design_space": {"NDR-ACT", "NDR-halt", "Universal Transformer"},

@@ -6,8 +6,8 @@
 __all__ = ['NO_ROOM', 'CALL', 'SAME', 'limit_growth', 'timed', 'measure', 'BenchError', 'fresh', 'check_bench',
            'describe_measurement', 'split_metric', 'tasks_of', 'take_turns', 'bench', 'gap', 'apart', 'summarize',
            'cases', 'forms_of', 'by_range', 'by_length', 'ratio', 'shown', 'bench_lines', 'growth', 'agreement',
-           'findings', 'draw_range', 'train_steps', 'efficiency_lines', 'pareto_front', 'bench_record',
-           'recorded_bench']
+           'findings', 'draw_range', 'train_steps', 'efficiency_lines', 'pareto_front', 'predict_speed',
+           'bench_predict', 'predict_lines', 'bench_record', 'recorded_bench']
 
 # %% ../../nbs/workshop/bench.ipynb #e34a5204
 import gc
@@ -28,7 +28,8 @@ from types import SimpleNamespace
 
 import torch
 
-from ..data.listops import VOCABULARY, Example, collate_listops, evaluate, make_split
+from ..data.listops import (
+    VOCABULARY, Example, collate_listops, evaluate, make_split, official_test, unique_draws)
 from rvnnbook.lab.records import (
     append, code_hashes, git_state, machine, new_record, peak_memory, read_records, results_folder,
     select)
@@ -36,7 +37,7 @@ from .settings import ParameterError, unknown_name
 from .subjects import (
     SUBJECTS, known_entrants, make_entrant, partner, problem, spread, take_step, usual_forms)
 from .train import classification_loss, make_optimizer
-from ..tasks.classify import Classifier
+from ..tasks.classify import Classifier, load_pretrained
 
 # %% ../../nbs/workshop/bench.ipynb #3777843e
 def limit_growth(megabytes: int):          # of addresses, beyond those of the process now
@@ -111,11 +112,13 @@ CALL = ("import json, pkgutil, sys; how, task = json.load(sys.stdin); "
         "print(json.dumps(pkgutil.resolve_name(how)(**task)))")
 
 def fresh(
-    task: dict,                    # parameters of `measure`, or of `train_steps`
+    task: dict,                    # parameters of `measure`, `train_steps` or `predict_speed`
     limit: float | None = 600.0,   # seconds until it is given up
 ) -> dict:                         # what the function returns, or {"failed": reason}
     "Measure in a process of its own."
-    how = f"rvnnbook.lab.bench:{'train_steps' if 'expressions' in task else 'measure'}"
+    function = ("predict_speed" if "batch_tokens" in task else
+                "train_steps" if "expressions" in task else "measure")
+    how = f"rvnnbook.lab.bench:{function}"
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(task.get("threads", 1)))
     try:
         done = subprocess.run([sys.executable, "-c", CALL], input=json.dumps([how, task]),
@@ -414,6 +417,56 @@ def pareto_front(points: dict[str, tuple[float, float]]) -> list[str]:     # nam
                    for other, more in points.values())
     return sorted((name for name in points if not dominated(*points[name])), key=points.get)
 
+# %% ../../nbs/workshop/bench.ipynb #6be1d002
+def predict_speed(
+    name: str,                         # encoder of a trained model, such as "ebt_grc"
+    expressions: list[str],            # of ListOps
+    batch_tokens: int,                 # positions computed at a time; 0: one expression
+    threads: int = 1,                  # of PyTorch
+    device: str = "cpu",               # or "cuda"
+) -> dict:                             # seconds, count, memory_mb, share of values that are right
+    "Time and memory of predictions by a pretrained model."
+    torch.set_num_threads(threads)
+    model, right = load_pretrained(name, "listops").to(device), 0
+    model.predict(draw_range(20, 100, 4) + ["7"])          # compiles; not measured
+    values = [evaluate(tuple(text.split())) for text in expressions]
+    def count_right():
+        found = (model.predict_stream(expressions, batch_tokens=batch_tokens) if batch_tokens
+                 else (model.predict([text])[0] for text in expressions))
+        return sum(one.label == value for one, value in zip(found, values, strict=True))
+    (seconds,), grown, right = timed(count_right, [()], device)
+    return {"seconds": seconds, "count": len(values), "memory_mb": grown,
+            "accuracy": right / len(values)}
+
+# %% ../../nbs/workshop/bench.ipynb #6be1d004
+def bench_predict(
+    run: SimpleNamespace,      # checked parameters of the page on predictions
+    one: Callable = fresh,     # how each is measured: one(task, limit)
+) -> dict[str, dict]:          # "1000 expressions, in batches" -> name -> number
+    "Measure and record predictions for the official ListOps test, or for generated expressions."
+    began, modules, taken = datetime.now(timezone.utc), code_hashes(), {}
+    examples = official_test() or list(unique_draws(10_000, seed=0))
+    texts = [" ".join(example.tokens) for example in examples]
+    for _, count, (form, tokens) in product(
+            range(run.repeats), map(int, run.counts.split()),
+            {"one by one": 0, "in batches": run.batch_tokens}.items()):
+        found = one(dict(name=run.encoder, expressions=texts[:count], batch_tokens=tokens,
+                         threads=run.threads, device=run.device), run.limit)
+        print(f"{count} expressions, {form}: {describe_measurement(found)}", flush=True)
+        taken.setdefault(f"{count} expressions, {form}", []).append(found)
+    metrics = summarize(taken, "")
+    if run.profile != "smoke":
+        append(bench_record("predict", run, metrics, modules, began),
+               folder=results_folder(run.profile))
+    return metrics
+
+def predict_lines(metrics: dict[str, dict]) -> list[list[str]]:    # of bench_predict; one of heads
+    "Time, speed and memory of predictions."
+    return [["", "", "s, median", "expressions a second", "MB"],
+            *([*split.split(", "), shown(line.get("seconds")),
+               shown(line.get("seconds") and int(split.split()[0]) / line["seconds"]),
+               shown(line.get("memory_mb"))] for split, line in metrics.items())]
+
 # %% ../../nbs/workshop/bench.ipynb #68b9d260
 def bench_record(
     subject: str, run: SimpleNamespace,    # as in `check_bench`
@@ -440,5 +493,6 @@ def recorded_bench(subject: str, ragged: bool = False) -> tuple[dict, list[str]]
         return {}, ["There is no record yet."]
     source, last = provenance(records, modules=False), records[-1]
     metrics = {split: found for record in records for split, found in record["metrics"].items()}
-    return metrics, [f"Width {last['parameters']['dim']}; {source}; {last['rule']}; "
+    width = f"Width {last['parameters']['dim']}; " if "dim" in last["parameters"] else ""
+    return metrics, [f"{width}{source}; {last['rule']}; "
                      f"{last['threads']} thread(s)."]
