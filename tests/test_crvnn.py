@@ -216,7 +216,7 @@ def test_slopes_of_decisions(rule):
     scores = 2 * torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     allowed = torch.tensor([[False, True, True, True, False], [False, True, False, False, False]])
     left, right = (torch.rand(2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) + 0.1 for s in (1, 2))
-    assert torch.autograd.gradcheck(lambda *given: rule(given[0], allowed, *given[1:]),
+    assert torch.autograd.gradcheck(lambda *given: rule(given[0], allowed, given[1:]),
                                     [tensor.requires_grad_() for tensor in (scores, left, right)])
 
 
@@ -242,8 +242,8 @@ def test_decisions_at_any_height(n, seed, height, kind):
     allowed = torch.rand(3, n, generator=draw) < 0.8
     weights = [side.float() for side in some_weights(3, n, seed, kind)]
     for rule in DENSE:
-        composes = rule(scores, allowed, *weights)
-        exact = rule(scores.double(), allowed, *(side.double() for side in weights))
+        composes = rule(scores, allowed, weights)
+        exact = rule(scores.double(), allowed, [side.double() for side in weights])
         assert (composes >= 0).all() and (composes <= 1).all() and (composes[~allowed] == 0).all()
         assert (composes - exact).abs().max() < 3e-7 * (1 + height)
         slope, = torch.autograd.grad(composes.sum(), scores)
@@ -256,7 +256,7 @@ def test_the_winner_takes_it(rule):
     crowd = [neighbor_weights(torch.ones(2, 6), side) for side in ("left", "right")]
     allowed = torch.tensor([[False, True, True, True, True, False]] * 2)
     scores = torch.tensor([[0, -1e4, 1e4, 9e3, 1e4, 0.], [0, -1e4, -1e4, -1e4, -1e4, 0.]], requires_grad=True)
-    composes = rule(scores, allowed, *crowd)
+    composes = rule(scores, allowed, crowd)
     assert composes.tolist() == [[0, 0, 1, 0, 1, 0], [0] * 6]
     slope, = torch.autograd.grad(composes.sum(), scores)
     assert slope.isfinite().all()
@@ -268,7 +268,7 @@ def test_a_rival_that_hardly_exists(weight):
     scores, left = torch.tensor([[500., 0., 0.]], requires_grad=True), torch.zeros(1, 3, 3)
     left[0, 1, 0] = weight
     left.requires_grad_()
-    composes = modulated_sigmoid_exp(scores, torch.tensor([[True, True, False]]), left, torch.zeros(1, 3, 3))
+    composes = modulated_sigmoid_exp(scores, torch.tensor([[True, True, False]]), (left, torch.zeros(1, 3, 3)))
     slopes = torch.autograd.grad(composes.sum(), [scores, left])
     assert composes.isfinite().all() and all(slope.isfinite().all() for slope in slopes)
     assert weight < 1e-37 or composes[0, 1] == 0           # while there is any of it, it wins by far
@@ -280,7 +280,7 @@ def test_certain_neighbors_share_less_than_one(n, seed, rule):
     scores = 4 * torch.randn(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     alive = torch.rand(4, n, generator=torch.Generator().manual_seed(seed)) < 0.7
     crowd = [neighbor_weights(alive.double(), side) for side in ("left", "right")]
-    composes = rule(scores, torch.ones(4, n, dtype=torch.bool), *crowd)
+    composes = rule(scores, torch.ones(4, n, dtype=torch.bool), crowd)
     for row, there in zip(composes.tolist(), alive):
         row = [row[i] for i in there.nonzero().squeeze(1)]
         assert all(one + other < 1 for one, other in zip(row, row[1:]))
@@ -296,8 +296,8 @@ def test_rows_decide_alone(rule):
     "A sentence's decision does not change by a bit when another one has huge scores."
     scores, weights = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), [w.float() for w in some_weights(2, 6, 0)]
     allowed = torch.tensor([[False, True, True, True, False, False], [False, True, True, True, True, False]])
-    calm = rule(scores, allowed, *weights)
-    stormy = rule(torch.stack([scores[0], 1e4 * scores[1]]), allowed, *weights)
+    calm = rule(scores, allowed, weights)
+    stormy = rule(torch.stack([scores[0], 1e4 * scores[1]]), allowed, weights)
     assert torch.equal(calm[0], stormy[0]) and not torch.equal(calm[1], stormy[1])
 
 
@@ -500,7 +500,7 @@ def test_walks_compete_as_matrices_do(competition, n, seed, height):
     exists = torch.rand(3, n, dtype=torch.float64, generator=draw)         # no zeros: there the matrix form cuts slopes off
     allowed = torch.rand(3, n, generator=draw) < 0.7
     leaves = [tensor.requires_grad_() for tensor in (scores, exists)]
-    found = [DECISIONS[competition](scores, allowed, *neighbor_retrievers(exists, form=form))
+    found = [DECISIONS[competition](scores, allowed, neighbor_retrievers(exists, form=form))
              for form in ("dense", "linear")]
     slopes = [slopes_of([composes], leaves) for composes in found]
     assert all(slope.isfinite().all() for pair in slopes for slope in pair)

@@ -24,7 +24,7 @@ from ..layers.given_trees import compose_by_height
 from ..layers.cells import ACTIVATIONS, make_cell
 from ..layers.masking import add_boundary_tokens, compact, reverse_tokens, scatter_back
 from ..layers.neighbors import retrieve
-from ..layers.neighbors_linear import neighbor_retrievers, retrieve_exp
+from ..layers.neighbors_linear import neighbor_retrievers, retrieve_exp, retrieve_window
 
 # %% ../../nbs/implementations/crvnn.ipynb #a848a8f9
 def retrieve_scalar(
@@ -38,29 +38,28 @@ def retrieve_scalar(
 def plain_sigmoid(
     scores: Tensor,        # u, (B, N)
     allowed: Tensor,       # positions that may compose, (B, N) bool
-    *sides,                # not used
+    sides=None,            # not used
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "No competition: positions decide independently (crvnn Eq. 12)."
-    return torch.where(allowed, scores.sigmoid(), 0)
+    return scores.sigmoid() * allowed
 
 # %% ../../nbs/implementations/crvnn.ipynb #7570486d
 def modulated_sigmoid(
     scores: Tensor,        # u, (B, N)
     allowed: Tensor,       # positions that may compose, (B, N) bool
-    left,                  # weights of left neighbors, (B, N, N), or a retriever
-    right,                 # weights of right neighbors, (B, N, N), or a retriever
+    sides,                 # left and right: weights (2, B, N, N), or a pair of one kind
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "A softmax over each score, those of both neighbors, and zero (crvnn Eq. 13)."
-    rivals = [retrieve_scalar(side, scores) for side in (left, right)]
-    logits = torch.stack([scores, *rivals, torch.zeros_like(scores)], -1)
-    return torch.where(allowed, logits.softmax(-1)[..., 0], 0)
+    mine = scores[..., None].to(sides[0].dtype)
+    logits = torch.cat([mine, *retrieve_window(sides, mine), torch.zeros_like(mine)], -1)
+    return logits.softmax(-1)[..., 0].to(scores.dtype) * allowed
 
 # %% ../../nbs/implementations/crvnn.ipynb #2297a509
-def modulated_sigmoid_exp(scores: Tensor, allowed: Tensor, left, right) -> Tensor:  # as above
+def modulated_sigmoid_exp(scores: Tensor, allowed: Tensor, sides) -> Tensor:        # as above
     "Competition with the neighbors' expected exponentials, as in published code."
-    if not isinstance(left, Tensor):
-        return modulated_sigmoid_exp_linear(scores, allowed, left, right)
-    weights, scores = left + right, scores.masked_fill(~allowed, -torch.inf)
+    if not isinstance(sides[0], Tensor):
+        return modulated_sigmoid_exp_linear(scores, allowed, sides)
+    weights, scores = sides[0] + sides[1], scores.masked_fill(~allowed, -torch.inf)
     met = weights >= torch.finfo(weights.dtype).tiny                 # 1 / weight stays finite
     reached = torch.where(met, scores[:, None, :], -torch.inf).amax(-1)
     top = torch.maximum(scores, reached).clamp(min=0).detach()           # of each row, (B, N)
@@ -70,11 +69,11 @@ def modulated_sigmoid_exp(scores: Tensor, allowed: Tensor, left, right) -> Tenso
 
 # %% ../../nbs/implementations/crvnn.ipynb #d23512c5
 def modulated_sigmoid_exp_linear(scores: Tensor, allowed: Tensor,      # as above
-                                 left, right) -> Tensor:               # retrievers
+                                 sides: tuple) -> Tensor:              # two retrievers
     "Competition with expected exponentials for retrievers, in double precision."
     logs = scores.double().masked_fill(~allowed, -torch.inf)
     least = logs.detach().clamp(min=0)
-    (one, low), (other, high) = (retrieve_exp(side, logs, least) for side in (left, right))
+    (one, low), (other, high) = (retrieve_exp(side, logs, least) for side in sides)
     top = torch.maximum(low, high)
     mine, rivals = (logs - top).exp(), one * (low - top).exp() + other * (high - top).exp()
     return (mine / (mine + (-top).exp() + rivals)).to(scores.dtype)
@@ -104,18 +103,36 @@ class TransitionFeatures(nn.Module):
             return arrived[..., :0]
         return torch.lerp(self.not_composed, self.composed, arrived)
 
+    def fold(self, layer: nn.Linear) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a linear layer whose last inputs are T, as of its number left(c)."""
+        if self.composed is None or self.not_composed is None:
+            return F.pad(layer.weight, (0, 1)), layer.bias
+        weight, mine = layer.weight.split([layer.in_features - self.dim, self.dim], 1)
+        change = mine @ (self.composed - self.not_composed)[:, None]
+        return torch.cat([weight, change], 1), torch.addmv(layer.bias, mine, self.not_composed)
+
 # %% ../../nbs/implementations/crvnn.ipynb #f8bc8b7d
 class PositionIndex(NamedTuple):
     "Positions of a batch by number, sentence after sentence."
-    places: Tensor             # all different, (M,) in [0, B N)
+    places: Tensor | None = None       # all different, (M,) in [0, B N); None: all positions
 
     def gather(self, values: Tensor) -> Tensor:     # (B, N, D) -> (M, D)
         "The values at the positions."
-        return values.flatten(0, 1).index_select(0, self.places)
+        values = values.flatten(0, 1)
+        return values if self.places is None else values.index_select(0, self.places)
 
     def scatter(self, values: Tensor, rows: Tensor) -> Tensor:     # (B, N, D), (M, D) -> (B, N, D)
         "The values with these rows at the positions."
+        if self.places is None:
+            return rows.view_as(values)
         return values.flatten(0, 1).index_copy(0, self.places, rows).view_as(values)
+
+    def spread(self, rows: Tensor, like: Tensor) -> Tensor:    # (M, D), (B, N, any) -> (B, N, D)
+        "These rows at the positions, and zero at all others."
+        shape = *like.shape[:2], rows.shape[1]
+        if self.places is None:
+            return rows.view(shape)
+        return self.scatter(rows.new_zeros(shape), rows)
 
 # %% ../../nbs/implementations/crvnn.ipynb #5c1f0a9e
 def runs_of(
@@ -143,22 +160,21 @@ class PositionScorer(nn.ModuleList):
                           nn.Linear(dim, 1)])
         self.dim, self.window, self.activation = dim, window, ACTIVATIONS[activation]
 
-    def forward(self, states: Tensor, left: Tensor, right: Tensor, features: Tensor,
-                rows) -> tuple[Tensor, Tensor]:
+    def forward(self, states: Tensor, sides, features: Tensor, rows,
+                layer: tuple | None = None) -> tuple[Tensor, Tensor]:
         """Score of each position for being merged into its right neighbor.
 
-        `states`: r, (B, N, S), of which the first D are read; `left`: weights of left neighbors,
-        (B, N, N), or a retriever; `right`: weights of right neighbors, (B, N, N), or a retriever;
-        `features`: transition features, (B, N, width); `rows`: positions to score, a
-        PositionIndex. Returns: u, 0 at other positions, (B, N); left(r), (B, N, S).
+        `states`: r, (B, N, S), of which the first D are read; `sides`: left and right neighbors, as
+        neighbor_retrievers gives them; `features`: transition features, (B, N, width); `rows`:
+        positions to score, a PositionIndex; `layer`: from TransitionFeatures.fold, for features
+        left(c), (B, N, 1). Returns: u, 0 at other positions, (B, N); left(r), (B, N, S).
         """
-        seen = [states]                            # left(left(r)), left(r), r, right(r), ...
-        for _ in range(self.window):
-            seen = [retrieve(left, seen[0]), *seen, retrieve(right, seen[-1])]
-        inputs = torch.cat([*(values[..., :self.dim] for values in seen), features], -1)
-        scores = self[1](self.activation(self[0](rows.gather(inputs))))
-        nothing = torch.zeros_like(states[..., :1])
-        return rows.scatter(nothing, scores).squeeze(-1), seen[self.window - 1]
+        seen = retrieve_window(sides, states, self.window)
+        seen = *seen[:self.window], states, *seen[self.window:]        # ..., left(r), r, right(r)
+        inputs = rows.gather(torch.cat([*(each[..., :self.dim] for each in seen), features], -1))
+        hidden = F.linear(inputs, *layer) if layer else self[0](inputs)
+        scores = self[1](self.activation(hidden))
+        return rows.spread(scores, states).squeeze(-1), seen[self.window - 1]
 
 # %% ../../nbs/implementations/crvnn.ipynb #4226288a
 def soft_round(
@@ -193,11 +209,6 @@ def _split_rows(held, ended, places, width, kept):
     return ended, [tensor.index_select(0, on) for tensor in kept]
 
 # %% ../../nbs/implementations/crvnn.ipynb #c692824c
-def _runs_within(lengths, width, device):
-    "As runs_of, for sentences of these lengths between START and END, padded to a width."
-    inner = F.pad(length_mask(torch.tensor(lengths) - 1, width - 1), (1, 0))
-    return tuple(PositionIndex(index.places.to(device)) for index in runs_of(inner))
-
 def _in_order(halted):
     "Results of sentences that halted at different times, in the order of the batch."
     rows, *results = (torch.cat(parts) for parts in zip(*halted))
@@ -215,31 +226,27 @@ def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshol
     a_round = partial(checkpoint, soft_round, use_reentrant=False) if recompute else soft_round
     width, rows = exists.shape[1], torch.arange(len(states), device=states.device)
     places = torch.arange(width, device=states.device).expand(exists.shape)
-    arrived, halted, rounds, runs = torch.zeros_like(exists)[..., None], [], [], None
-    taken, lengths = torch.zeros_like(rows), [width - 2] * len(rows)   # rounds; tokens at most
+    arrived, halted, rounds, taken = torch.zeros_like(exists)[..., None], [], [], 0 * rows
+    runs, allowed = None, tokens & F.pad(tokens[:, 1:], (0, 1))        # all but the last
     for step in count():
-        going = (taken < budget) & (((exists >= threshold) & tokens).sum(1) > 1)
-        looks, held = (step + 1) % every == 0, [True]
-        if looks:                                                  # waits for the device here
-            held, lengths = torch.stack([going, tokens.sum(1)]).tolist()
-            lengths = [length for length, on in zip(lengths, held) if on]
-            runs = runs if every == 1 and all(held) else None
+        going = (budget > step) & ((exists >= threshold).sum(1) > 3)   # START and END exist, too
+        looks = every == 1 or step >= every and (step + 1) % every == 0
+        held = going.tolist() if looks else [True]                 # waits for the device here
         if not all(held):
             ended, kept = _split_rows(
                 held, (rows, states, exists, taken), places if compaction else None, width,
-                (rows, budget, states, exists, tokens, arrived, places, taken, going))
+                (rows, budget, states, exists, tokens, arrived, places, taken, allowed, going))
             halted.append(ended)
-            rows, budget, states, exists, tokens, arrived, places, taken, going = kept
+            rows, budget, states, exists, tokens, arrived, places, taken, allowed, going = kept
+            runs = None
         if not len(rows):
             break
         if compaction:
             alive = exists > compaction
             states, exists, tokens, arrived, places = compact(
                 alive, states, exists * alive, tokens & alive, arrived, places)
-            runs = None
-        if runs is None:
-            allowed = tokens & F.pad(tokens[:, 1:], (0, 1))            # all but the last
-            runs = runs_of(allowed) if compaction else _runs_within(lengths, width, rows.device)
+            runs, allowed = None, tokens & F.pad(tokens[:, 1:], (0, 1))
+        runs = runs or (runs_of(allowed) if every == 1 else (PositionIndex(), PositionIndex()))
         now = allowed if looks else allowed & going[:, None]       # without those that halted
         before, taken = exists.detach(), taken + going
         states, exists, arrived, merged = a_round(states, exists, now, arrived, decide, cell, runs)
@@ -327,28 +334,36 @@ class CRvNN(CRvNNParts):
     def max_rounds(self, mask: Tensor) -> Tensor:        # (B, N) bool -> (B,)
         "The number of rounds that no sentence exceeds (crvnn Alg. 1)."
         return mask.sum(1) - 1
-    def decide(self, states, exists, allowed, arrived, senders) -> tuple[Tensor, Tensor, Tensor]:
+    def first_layer(self) -> tuple[Tensor, Tensor]:
+        "First layer of the scorer, the same in all rounds, with left(c) as its last input."
+        with torch.autocast(self.start.device.type, enabled=False):
+            return self.transition.fold(self.scorer[0])
+    def decide(self, states, exists, allowed, arrived, senders,
+               layer=None) -> tuple[Tensor, Tensor, Tensor]:
         "c (B, N), left(c) (B, N, 1), left(r) (B, N, S) of one round, in full precision."
         with torch.autocast(states.device.type, enabled=False):
-            left, right = neighbor_retrievers(exists, self.retriever, self.form)
-            scores, near = self.scorer(states, left, right, self.transition(arrived), senders)
-            composes = DECISIONS[self.modulation](scores * allowed, allowed, left, right)
-            return composes, retrieve_scalar(left, composes)[..., None], near
+            sides = neighbor_retrievers(exists, self.retriever, self.form)
+            scores, near = self.scorer(states, sides, arrived, senders, layer or self.first_layer())
+            composes = DECISIONS[self.modulation](scores * allowed, allowed, sides)
+            return composes, retrieve_scalar(sides[0], composes)[..., None], near
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         """Encode sentences: root (B, D), states (B, N, D), loss: the mean weighted halt penalty.
 
         `x` holds token vectors (B, N, D), `mask` is True on tokens (B, N); `trees` and `generator`
         are not used. `trace`: existence (T + 1, B, N), composition (T, B, N), trees, rounds.
         """
+        return self.encode(check_batch(x, mask, self.dim), mask, trace)
+    def encode(self, x, mask, trace=False) -> EncoderOutput:
+        "As forward, for a batch that has been checked: x is 0 on padding."
         _refuse_compaction(self.compaction, self.threshold,
                           self.training and not self.train_compacted)
-        x = check_batch(x, mask, self.dim)
         x = reverse_tokens(x, mask) if self.root == "first" else x
         framed, there, tokens = add_boundary_tokens(x, mask, self.start, self.end)
         leaves = torch.where(there[..., None], self.leaves(framed), 0)
         (states, exists, taken), rounds = _continuous_recursion(
-            leaves, there.to(leaves.dtype), tokens, self.max_rounds(mask), self.decide, self.cell,
-            self.threshold, self.checkpoint and torch.is_grad_enabled(), self.compaction,
+            leaves, there.to(leaves.dtype), tokens, self.max_rounds(mask),
+            partial(self.decide, layer=self.first_layer()), self.cell, self.threshold,
+            self.checkpoint and torch.is_grad_enabled(), self.compaction,
             _rounds_between_waits(self, x))
         states = torch.where(mask[..., None], states[:, 1:-1, :self.dim], 0)
         penalty = halt_penalty(exists := torch.where(mask, exists[:, 1:-1], 0), mask)

@@ -106,9 +106,9 @@ def _recurse(inner, leaves: Tensor, mask: Tensor, arity: int, rule: str = 'alway
     `rule`: "always" or "late"; `trace`: keep the numbers of nodes per level. Returns: root (B, D),
     loss of the inner model.
     """
-    losses = []
+    losses, encode = [], inner.encode if isinstance(inner, CRvNN) else inner
     def cell(chunks, real):
-        out = inner(chunks, real)
+        out = encode(chunks, real)
         losses.append(out.loss)
         return out.root
     root = compose_levels(leaves, mask, arity, cell, rule)

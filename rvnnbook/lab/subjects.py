@@ -83,7 +83,8 @@ def crvnn_literal(
     arrived, going, taken = torch.zeros_like(exists)[..., None], lengths > 0, 0 * lengths
     for step in range(mask.shape[1]):
         left, right = neighbor_weights(exists, "left"), neighbor_weights(exists, "right")
-        scores, near = encoder.scorer(states, left, right, encoder.transition(arrived), everywhere)
+        scores, near = encoder.scorer(states, (left, right), encoder.transition(arrived),
+                                      everywhere)
         top = scores.max().clamp(min=0)                 # over all sentences and their padding
         mine, none = (scores - top).exp() * allowed, (-top).exp()
         rivals = [retrieve(side, mine[..., None]).squeeze(-1) for side in (left, right)]

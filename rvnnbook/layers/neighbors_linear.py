@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['BLOCK', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'block_sums', 'CumulativeRetrieval', 'LinearRetriever',
            'CumulativeRetriever', 'decayed_sums', 'StickBreakingRetrieval', 'StickBreakingRetriever', 'log_sums',
-           'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'neighbor_retrievers']
+           'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'NeighborWindow', 'neighbor_retrievers',
+           'retrieve_window']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
 import torch
@@ -14,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core import check_choice
-from .neighbors import neighbor_weights
+from .neighbors import neighbor_weights, retrieve
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #5903b2ff
 def _existence_units(exists: Tensor) -> tuple[Tensor, int, int]:
@@ -326,27 +327,60 @@ def retrieve_exp(
 class CumulativeNeighbors(torch.autograd.Function):
     "Matrices of neighbor weights on both sides, with their backward pass (crvnn Eq. 5)."
     @staticmethod
-    def forward(ctx, exists: Tensor) -> tuple[Tensor, Tensor]:
-        "`exists`: e, (B, N). Returns: p of left and of right neighbors, (B, N, N) each."
-        both = torch.stack([exists.flip(-1), exists])[..., None, :]
+    def forward(ctx, exists: Tensor) -> Tensor:
+        "`exists`: e, (B, N). Returns: p of left and of right neighbors, (B, 2, N, N)."
+        both = torch.stack([exists.flip(-1), exists], 1)[..., None, :]
         there = both.expand(-1, -1, exists.shape[1], -1).triu(1)       # e_j for j > i, else 0
-        gathered = there.cumsum(-1)                                    # sum over i < l <= j
-        wanted = 1 - F.pad(gathered[..., :-1], (1, 0))                 # 1 - sum over l < j
-        whole = gathered <= 1
-        halves = (wanted > 0).to(torch.int8).add_(wanted >= 0)         # of a derivative
-        ctx.save_for_backward(whole, halves.masked_fill_(whole, 0))
-        left, right = torch.where(whole, there, wanted.clamp(min=0))
-        return left.flip(-2, -1), right
+        room = 1 - there.cumsum(-1)                                    # 1 - sum over i < l <= j
+        fits, spare = room >= 0, room > 0
+        ctx.save_for_backward(fits, spare)
+        rest = room[..., :-1].clamp_(min=0)                            # 1 - sum over l < j
+        there[..., 1:] = torch.where(fits[..., 1:], there[..., 1:], rest)
+        return torch.stack([there[:, 0].flip(-2, -1), there[:, 1]], 1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, to_left: Tensor, to_right: Tensor) -> Tensor:
-        whole, halves = ctx.saved_tensors
-        grad = torch.stack([to_left.flip(-2, -1), to_right]).triu(1)
-        less = grad * halves / 2                                       # taken from all i < l < j
-        begins, ends = less.sum(-1), less.sum(-2)
-        found = (grad * whole).sum(-2) + begins + (ends - begins).cumsum(-1)
-        return found[0].flip(-1) + found[1]
+    def backward(ctx, grad: Tensor) -> Tensor:
+        fits, spare = ctx.saved_tensors
+        grad = torch.stack([grad[:, 0].flip(-2, -1), grad[:, 1]], 1).triu_(1)
+        whole = grad * fits
+        less = grad.sub_(whole)[..., 1:]
+        less = (less * fits[..., :-1]).addcmul_(less, spare[..., :-1])      # twice that
+        begins, ends = less.sum(-1), F.pad(less.sum(-2), (1, 0))
+        between = (ends - begins).cumsum(-1).add_(begins)              # taken from all i < l < j
+        found = whole.sum(-2).add_(between, alpha=.5)
+        return found[:, 0].flip(-1) + found[:, 1]
+
+
+# %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc7
+class NeighborWindow(torch.autograd.Function):
+    "Neighbors at distances 1, ..., kappa on both sides, with their backward pass (crvnn Eq. 10)."
+    @staticmethod
+    def forward(ctx, weights: Tensor, values: Tensor, window: int) -> tuple[Tensor, ...]:
+        """`weights`: of left and right neighbors, (B, 2, N, N); `values`: v, (B, N, D); `window`:
+        kappa, at least 1. Returns: left^kappa(v), ..., left(v), right(v), ..., right^kappa(v),
+        (B, N, D) each."""
+        found = [(weights.flatten(1, 2) @ values).view(*weights.shape[:3], -1)]
+        while len(found) < window:
+            found.append(weights @ found[-1])
+        ctx.save_for_backward(weights, values, *found[:-1])
+        return *(both[:, 0] for both in reversed(found)), *(both[:, 1] for both in found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        weights, values, *found = ctx.saved_tensors
+        grads = [torch.stack(pair, 1).flatten(0, 1) for pair in zip(
+            reversed(grads[:len(found) + 1]), grads[len(found) + 1:])]       # by distance
+        square = weights.flatten(0, 1)
+        for far in range(len(found), 0, -1):
+            grads[far - 1] = torch.baddbmm(grads[far - 1], square.mT, grads[far])
+        near = grads[0].view(len(values), -1, values.shape[2])
+        to_weights = (near @ values.mT).view_as(square)
+        for grad, source in zip(grads[1:], found):
+            to_weights.baddbmm_(grad, source.flatten(0, 1).mT)
+        return to_weights.view_as(weights), weights.flatten(1, 2).mT @ near, None
+
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8c
 LINEAR_RETRIEVERS = {"eq5": CumulativeRetriever, "eq6": StickBreakingRetriever}
@@ -356,7 +390,7 @@ def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
     retriever: str = "eq5",    # "eq5" (cumulative) or "eq6" (stick-breaking)
     form: str = "auto",        # "dense" (matrix), "linear" (retriever), or "auto": by length
-) -> tuple:                    # left and right, for `retrieve`: matrices (B, N, N) or retrievers
+) -> Tensor | tuple:           # left and right: matrices (2, B, N, N) or two retrievers
     "Neighbors on both sides, as matrices or linear retrievers (crvnn Eq. 5 or Eq. 6)."
     check_choice("retriever", retriever, LINEAR_RETRIEVERS)
     check_choice("form", form, ("auto", "dense", "linear"))
@@ -364,5 +398,20 @@ def neighbor_retrievers(
     if form == "linear" or form == "auto" and exists.shape[-1] > longest:
         return tuple(LINEAR_RETRIEVERS[retriever](exists, side) for side in ("left", "right"))
     if retriever == "eq5":
-        return CumulativeNeighbors.apply(exists)
-    return tuple(neighbor_weights(exists, side, retriever) for side in ("left", "right"))
+        return CumulativeNeighbors.apply(exists).transpose(0, 1)
+    return torch.stack([neighbor_weights(exists, side, retriever) for side in ("left", "right")])
+
+# %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8d
+def retrieve_window(
+    sides: Tensor | tuple,     # left and right, from neighbor_retrievers, or any two of one kind
+    values: Tensor,            # v, (B, N, D)
+    window: int = 1,           # kappa, neighbors on each side, >= 1
+) -> tuple:                    # left^kappa(v), ..., left(v), right(v), ..., right^kappa(v)
+    "Expected values at the nearest neighbors of each position on both sides (crvnn Eq. 10)."
+    if isinstance(sides, Tensor):
+        return NeighborWindow.apply(sides.transpose(0, 1), values, window)
+    seen = (values,)
+    for _ in range(window):
+        seen = retrieve(sides[0], seen[0]), *seen, retrieve(sides[1], seen[-1])
+    return seen[:window] + seen[window + 1:]
+
