@@ -388,7 +388,7 @@ def test_forms(side, retriever):
         walk = neighbor_retrievers(exists, retriever, form)[which]
         assert type(walk) is LINEAR_RETRIEVERS[retriever]
         assert_close(retrieve(walk, values), weights @ values, rtol=0, atol=1e-5)
-    assert torch.equal(neighbor_retrievers(exists[:, 1:], retriever)[which], neighbor_weights(exists[:, 1:], side, retriever))
+    assert torch.equal(neighbor_retrievers(exists[:1, 1:], retriever)[which], neighbor_weights(exists[:1, 1:], side, retriever))
     assert type(neighbor_retrievers(exists[:, 1:], retriever, "linear")[which]) is LINEAR_RETRIEVERS[retriever]
 
 
@@ -401,10 +401,13 @@ def test_defaults():
 
 
 def test_length_is_chosen_by_device(monkeypatch):
-    monkeypatch.setitem(DENSE_MAX_LENGTH, "cpu", 3)
+    monkeypatch.setitem(DENSE_MAX_LENGTH, "cpu", 103)
     for side in (0, 1):
-        assert torch.is_tensor(neighbor_retrievers(torch.rand(1, 3))[side])
-        assert not torch.is_tensor(neighbor_retrievers(torch.rand(1, 4))[side])
+        assert torch.is_tensor(neighbor_retrievers(torch.rand(1, 103))[side])
+        assert not torch.is_tensor(neighbor_retrievers(torch.rand(1, 104))[side])
+        assert torch.is_tensor(neighbor_retrievers(torch.rand(3, 101))[side])          # 3 * 101 * 1 <= 103 * 3 < 2 * 102 * 2
+        assert not torch.is_tensor(neighbor_retrievers(torch.rand(2, 102))[side])
+        assert torch.is_tensor(neighbor_retrievers(torch.rand(50, 100))[side])         # any batch
     assert neighbors_linear.DENSE_MAX_LENGTH["cuda"] >= 1000                           # not measured there: the matrix for long
     elsewhere = DENSE_MAX_LENGTH["cuda"]
     assert torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere, device="meta"))[0])

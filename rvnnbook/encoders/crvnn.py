@@ -51,8 +51,8 @@ def modulated_sigmoid(
 ) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
     "A softmax over each score, those of both neighbors, and zero (crvnn Eq. 13)."
     mine = scores[..., None].to(sides[0].dtype)
-    logits = torch.cat([mine, *retrieve_window(sides, mine), torch.zeros_like(mine)], -1)
-    return logits.softmax(-1)[..., 0].to(scores.dtype) * allowed
+    logits = torch.cat([*retrieve_window(sides, mine), torch.zeros_like(mine)], -1)
+    return logits.softmax(-1)[..., 1].to(scores.dtype) * allowed
 
 # %% ../../nbs/implementations/crvnn.ipynb #2297a509
 def modulated_sigmoid_exp(scores: Tensor, allowed: Tensor, sides) -> Tensor:        # as above
@@ -108,31 +108,27 @@ class TransitionFeatures(nn.Module):
         if self.composed is None or self.not_composed is None:
             return F.pad(layer.weight, (0, 1)), layer.bias
         weight, mine = layer.weight.split([layer.in_features - self.dim, self.dim], 1)
-        change = mine @ (self.composed - self.not_composed)[:, None]
-        return torch.cat([weight, change], 1), torch.addmv(layer.bias, mine, self.not_composed)
+        change = (mine * (self.composed - self.not_composed)).sum(1, keepdim=True)   # in float32
+        return torch.cat([weight, change], 1), layer.bias + (mine * self.not_composed).sum(1)
 
 # %% ../../nbs/implementations/crvnn.ipynb #f8bc8b7d
 class PositionIndex(NamedTuple):
     "Positions of a batch by number, sentence after sentence."
     places: Tensor | None = None       # all different, (M,) in [0, B N); None: all positions
 
-    def gather(self, values: Tensor) -> Tensor:     # (B, N, D) -> (M, D)
+    def gather(self, values: Tensor) -> Tensor:     # (B, N, D) -> (M, D); all: (B, N, D)
         "The values at the positions."
-        values = values.flatten(0, 1)
-        return values if self.places is None else values.index_select(0, self.places)
+        return values if self.places is None else values.flatten(0, 1).index_select(0, self.places)
 
     def scatter(self, values: Tensor, rows: Tensor) -> Tensor:     # (B, N, D), (M, D) -> (B, N, D)
         "The values with these rows at the positions."
-        if self.places is None:
-            return rows.view_as(values)
-        return values.flatten(0, 1).index_copy(0, self.places, rows).view_as(values)
+        return (rows if self.places is None
+                else values.flatten(0, 1).index_copy(0, self.places, rows).view_as(values))
 
     def spread(self, rows: Tensor, like: Tensor) -> Tensor:    # (M, D), (B, N, any) -> (B, N, D)
         "These rows at the positions, and zero at all others."
-        shape = *like.shape[:2], rows.shape[1]
-        if self.places is None:
-            return rows.view(shape)
-        return self.scatter(rows.new_zeros(shape), rows)
+        return (rows if self.places is None
+                else self.scatter(rows.new_zeros(*like.shape[:2], rows.shape[1]), rows))
 
 # %% ../../nbs/implementations/crvnn.ipynb #5c1f0a9e
 def runs_of(
@@ -170,7 +166,6 @@ class PositionScorer(nn.ModuleList):
         left(c), (B, N, 1). Returns: u, 0 at other positions, (B, N); left(r), (B, N, S).
         """
         seen = retrieve_window(sides, states, self.window)
-        seen = *seen[:self.window], states, *seen[self.window:]        # ..., left(r), r, right(r)
         inputs = rows.gather(torch.cat([*(each[..., :self.dim] for each in seen), features], -1))
         hidden = F.linear(inputs, *layer) if layer else self[0](inputs)
         scores = self[1](self.activation(hidden))
@@ -279,7 +274,8 @@ def extract_trees(
 # %% ../../nbs/implementations/crvnn.ipynb #7649b135
 class CRvNNParts(Encoder):
     """The parts of CRvNN. Attributes to set: `checkpoint` computes rounds again in the backward
-    pass; `compaction` takes positions of that existence out, `train_compacted` in training, too."""
+    pass; `compaction` takes positions of that existence out, `train_compacted` in training, too;
+    `checked` says that every batch is well-formed, with zeros on padding."""
     def __init__(
         self,
         dim: int,                     # D, width of token vectors and of the root
@@ -301,6 +297,7 @@ class CRvNNParts(Encoder):
         self.dim, self.modulation, self.threshold = dim, modulation, threshold
         self.penalty, self.root, self.retriever, self.form = penalty, root, "eq5", "auto"
         self.checkpoint, self.compaction, self.train_compacted = False, 0.0, False
+        self.checked = False
         self.scorer = PositionScorer(dim, 2, transition_dim, activation)
         self.transition = TransitionFeatures(transition_dim)
         self.cell_name, made = make_cell(cell, dim, hidden, activation, dropout)
@@ -334,16 +331,13 @@ class CRvNN(CRvNNParts):
     def max_rounds(self, mask: Tensor) -> Tensor:        # (B, N) bool -> (B,)
         "The number of rounds that no sentence exceeds (crvnn Alg. 1)."
         return mask.sum(1) - 1
-    def first_layer(self) -> tuple[Tensor, Tensor]:
-        "First layer of the scorer, the same in all rounds, with left(c) as its last input."
-        with torch.autocast(self.start.device.type, enabled=False):
-            return self.transition.fold(self.scorer[0])
     def decide(self, states, exists, allowed, arrived, senders,
                layer=None) -> tuple[Tensor, Tensor, Tensor]:
         "c (B, N), left(c) (B, N, 1), left(r) (B, N, S) of one round, in full precision."
         with torch.autocast(states.device.type, enabled=False):
             sides = neighbor_retrievers(exists, self.retriever, self.form)
-            scores, near = self.scorer(states, sides, arrived, senders, layer or self.first_layer())
+            layer = layer or self.transition.fold(self.scorer[0])
+            scores, near = self.scorer(states, sides, arrived, senders, layer)
             composes = DECISIONS[self.modulation](scores * allowed, allowed, sides)
             return composes, retrieve_scalar(sides[0], composes)[..., None], near
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
@@ -352,18 +346,16 @@ class CRvNN(CRvNNParts):
         `x` holds token vectors (B, N, D), `mask` is True on tokens (B, N); `trees` and `generator`
         are not used. `trace`: existence (T + 1, B, N), composition (T, B, N), trees, rounds.
         """
-        return self.encode(check_batch(x, mask, self.dim), mask, trace)
-    def encode(self, x, mask, trace=False) -> EncoderOutput:
-        "As forward, for a batch that has been checked: x is 0 on padding."
         _refuse_compaction(self.compaction, self.threshold,
                           self.training and not self.train_compacted)
+        x = x if self.checked else check_batch(x, mask, self.dim)
         x = reverse_tokens(x, mask) if self.root == "first" else x
         framed, there, tokens = add_boundary_tokens(x, mask, self.start, self.end)
         leaves = torch.where(there[..., None], self.leaves(framed), 0)
         (states, exists, taken), rounds = _continuous_recursion(
             leaves, there.to(leaves.dtype), tokens, self.max_rounds(mask),
-            partial(self.decide, layer=self.first_layer()), self.cell, self.threshold,
-            self.checkpoint and torch.is_grad_enabled(), self.compaction,
+            partial(self.decide, layer=self.transition.fold(self.scorer[0])), self.cell,
+            self.threshold, self.checkpoint and torch.is_grad_enabled(), self.compaction,
             _rounds_between_waits(self, x))
         states = torch.where(mask[..., None], states[:, 1:-1, :self.dim], 0)
         penalty = halt_penalty(exists := torch.where(mask, exists[:, 1:-1], 0), mask)
