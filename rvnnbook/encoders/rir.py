@@ -58,6 +58,7 @@ def _make_inner(name: str | nn.Module, dim: int, hidden: int | None = None,
     inner = INNERS[name](dim, hidden=hidden, dropout=dropout, **options)
     if name == "crvnn":
         inner.leaf = inner.leaf_norm = nn.Identity()
+        inner.checked = True                         # compose_levels makes the masks of chunks
     return inner
 
 # %% ../../nbs/implementations/rir.ipynb #d70b9094
@@ -106,9 +107,9 @@ def _recurse(inner, leaves: Tensor, mask: Tensor, arity: int, rule: str = 'alway
     `rule`: "always" or "late"; `trace`: keep the numbers of nodes per level. Returns: root (B, D),
     loss of the inner model.
     """
-    losses, encode = [], inner.encode if isinstance(inner, CRvNN) else inner
+    losses = []
     def cell(chunks, real):
-        out = encode(chunks, real)
+        out = inner(chunks, real)
         losses.append(out.loss)
         return out.root
     root = compose_levels(leaves, mask, arity, cell, rule)
