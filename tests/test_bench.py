@@ -152,7 +152,7 @@ def test_the_products_are_those_of_cell_and_scorer(rounds):
     work = crvnn_products(problem(CRVNN.make, 20, len(rounds), 8)[0], [20] * len(rounds), rounds)
     with Count() as count:
         work()
-    cell, scorer = 16 * 32 + 32 * 32, (5 * 8 + 64) * 8 + 8
+    cell, scorer = 16 * 32 + 32 * 32, (5 * 8 + 1) * 8 + 8
     assert count.total == 3 * 2 * 19 * sum(rounds) * (cell + scorer)
 
 

@@ -103,7 +103,7 @@ class TransitionFeatures(nn.Module):
             return arrived[..., :0]
         return torch.lerp(self.not_composed, self.composed, arrived)
 
-    def fold(self, layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    def fold(self, layer) -> tuple[Tensor, Tensor]:
         """Weight and bias of a linear layer whose last inputs are T, as of its number left(c)."""
         if self.composed is None or self.not_composed is None:
             return F.pad(layer.weight, (0, 1)), layer.bias

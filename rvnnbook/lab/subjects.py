@@ -338,7 +338,9 @@ def crvnn_products(encoder: CRvNN, lengths: Sequence[int], counts: Sequence[int]
     "The products of cell and scorer, forward and backward, for the rounds of every sentence."
     rows = [sum((n - 1) * (taken < most) for n, most in zip(lengths, counts))
             for taken in range(max(counts))]
-    layers = encoder.grc.w1, encoder.grc.w2, *encoder.scorer
+    weight, _ = encoder.transition.fold(encoder.scorer[0])             # as in every round
+    first = nn.Linear(*weight.shape[::-1], device=weight.device)
+    layers = encoder.grc.w1, encoder.grc.w2, first, encoder.scorer[1]
     return matrix_products([(layer, m, 3) for m in rows for layer in layers])
 
 # %% ../../nbs/workshop/subjects.ipynb #222f02dc

@@ -371,15 +371,15 @@ class NeighborWindow(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, values, *found = ctx.saved_tensors
         window, square = len(found) + 1, weights.flatten(0, 1)
-        own, grads = grads[window], [torch.stack(pair, 1).flatten(0, 1) for pair in zip(
-            grads[window - 1::-1], grads[window + 1:])]                  # by distance
+        both = [torch.stack(pair, 1).flatten(0, 1) for pair in zip(
+            grads[window - 1::-1], grads[window + 1:])]                  # G_1, ..., G_kappa
         for far in range(window - 1, 0, -1):
-            grads[far - 1] = torch.baddbmm(grads[far - 1], square.mT, grads[far])
-        near = grads[0].view(len(values), -1, values.shape[2])
+            both[far - 1] = torch.baddbmm(both[far - 1], square.mT, both[far])
+        near = both[0].view(len(values), -1, values.shape[2])
         to_weights = (near @ values.mT).view_as(square)
-        for grad, source in zip(grads[1:], found):
+        for grad, source in zip(both[1:], found):
             to_weights.baddbmm_(grad, source.flatten(0, 1).mT)
-        to_values = torch.baddbmm(own, weights.flatten(1, 2).mT, near)
+        to_values = torch.baddbmm(grads[window], weights.flatten(1, 2).mT, near)
         return to_weights.view_as(weights), to_values, None
 
 
