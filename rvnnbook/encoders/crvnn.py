@@ -218,6 +218,7 @@ def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshol
     `budget`: most rounds, (B,); `recompute`: rounds again in the backward pass; `compaction`: take
     out positions that exist no more than this; `every`: rounds after which halted sentences leave.
     Returns: (states, exists, rounds) and, for every round, (rows, e, c, places)."""
+    recompute = recompute and torch.is_grad_enabled()
     a_round = partial(checkpoint, soft_round, use_reentrant=False) if recompute else soft_round
     width, rows = exists.shape[1], torch.arange(len(states), device=states.device)
     places = torch.arange(width, device=states.device).expand(exists.shape)
@@ -294,10 +295,9 @@ class CRvNNParts(Encoder):
         check_choice("root", root, ("last", "first"))
         if not 0 < threshold < 1 or penalty < 0:
             raise ValueError(f"threshold {threshold} not in (0, 1), or penalty {penalty} negative")
-        self.dim, self.modulation, self.threshold = dim, modulation, threshold
+        self.dim, self.modulation, self.threshold, self.compaction = dim, modulation, threshold, 0.0
         self.penalty, self.root, self.retriever, self.form = penalty, root, "eq5", "auto"
-        self.checkpoint, self.compaction, self.train_compacted = False, 0.0, False
-        self.checked = False
+        self.checkpoint = self.train_compacted = self.checked = False
         self.scorer = PositionScorer(dim, 2, transition_dim, activation)
         self.transition = TransitionFeatures(transition_dim)
         self.cell_name, made = make_cell(cell, dim, hidden, activation, dropout)
@@ -331,8 +331,7 @@ class CRvNN(CRvNNParts):
     def max_rounds(self, mask: Tensor) -> Tensor:        # (B, N) bool -> (B,)
         "The number of rounds that no sentence exceeds (crvnn Alg. 1)."
         return mask.sum(1) - 1
-    def decide(self, states, exists, allowed, arrived, senders,
-               layer=None) -> tuple[Tensor, Tensor, Tensor]:
+    def decide(self, states, exists, allowed, arrived, senders, layer=None) -> tuple:
         "c (B, N), left(c) (B, N, 1), left(r) (B, N, S) of one round, in full precision."
         with torch.autocast(states.device.type, enabled=False):
             sides = neighbor_retrievers(exists, self.retriever, self.form)
@@ -353,10 +352,9 @@ class CRvNN(CRvNNParts):
         framed, there, tokens = add_boundary_tokens(x, mask, self.start, self.end)
         leaves = torch.where(there[..., None], self.leaves(framed), 0)
         (states, exists, taken), rounds = _continuous_recursion(
-            leaves, there.to(leaves.dtype), tokens, self.max_rounds(mask),
-            partial(self.decide, layer=self.transition.fold(self.scorer[0])), self.cell,
-            self.threshold, self.checkpoint and torch.is_grad_enabled(), self.compaction,
-            _rounds_between_waits(self, x))
+            leaves, there.to(leaves.dtype), tokens, self.max_rounds(mask), partial(self.decide,
+            layer=self.transition.fold(self.scorer[0])), self.cell, self.threshold,
+            self.checkpoint, self.compaction, _rounds_between_waits(self, x))
         states = torch.where(mask[..., None], states[:, 1:-1, :self.dim], 0)
         penalty = halt_penalty(exists := torch.where(mask, exists[:, 1:-1], 0), mask)
         found = _build_trace(rounds, exists, taken, penalty, mask) if trace else None
