@@ -47,12 +47,12 @@ def check_batch(
                          f"got {mask.dtype} of shape {tuple(mask.shape)}")
     if mask.numel() == 0:
         raise ValueError(f"the batch is empty: x has shape {tuple(x.shape)}")
-    wrong = ~mask.any(1) | (mask[:, 1:] & ~mask[:, :-1]).any(1)
+    wrong = ~mask[:, 0] | (mask[:, 1:] > mask[:, :-1]).any(1)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         raise ValueError(f"mask row {row} must start with a token and have its tokens first: "
                          f"{mask[row].int().tolist()}")
-    return torch.where(mask[..., None], x, 0)
+    return x.masked_fill(~mask[..., None], 0)
 
 # %% ../nbs/implementations/conventions.ipynb #7abed1c3
 def check_choice(

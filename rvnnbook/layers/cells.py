@@ -42,11 +42,16 @@ class GRC(nn.Module):
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         """`left`: l, left children, (..., D); `right`: r, right children, (..., D). Returns:
         parents, (..., D)."""
-        hidden = self.dropout(self.activation(self.w1(torch.cat([left, right], -1))))
-        keep_left, keep_right, write, content = self.w2(hidden).chunk(4, -1)
-        mixed = (keep_left.sigmoid() * left + keep_right.sigmoid() * right
-                 + write.sigmoid() * content)
-        return self.norm(mixed)
+        return self.norm(self.mix(torch.cat([left, right], -1)))
+
+    def mix(self, below: Tensor, keep: Tensor | None = None) -> Tensor:
+        """The cell up to its norm. `below`: children [l; r], (..., 2 D); `keep`: factors of the
+        hidden units, (..., H); None: drawn by `dropout`. Returns: gated sums, (..., D)."""
+        hidden = self.activation(self.w1(below))
+        parts = self.w2(self.dropout(hidden) if keep is None else hidden * keep)
+        gates, content = parts.split([3 * self.dim, self.dim], -1)
+        gated = F.glu(torch.cat([below, content, gates], -1), -1)     # values times sigmoid(gates)
+        return gated.unflatten(-1, (3, -1)).sum(-2)
 
 # %% ../../nbs/cells.ipynb #39daffa2
 class TreeLSTMCell(nn.Module):
