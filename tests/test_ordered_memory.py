@@ -198,6 +198,7 @@ def test_cells_that_are_called(monkeypatch):
     x = torch.randn(1, 10, 4).double()
     shares = read_memory(memory, x, torch.tensor([10]))[1]
     assert len(calls) == int((shares.cumsum(-1) > 0).sum()) <= 45
+    monkeypatch.undo()
     calls.clear()
     memory.cell.w2.register_forward_hook(lambda module, args, out: calls.append(len(args[0])))
     ordered_memory_literal(memory, x)

@@ -222,7 +222,7 @@ class Slopes(NamedTuple):
     grads: Tensor          # gradient at the compositions, then at the slots, (P + L B, D)
     effect: Tensor         # derivative of both in the sums of p, (P + L B, D)
     blend: Tensor          # derivative of the slots in candidates and old slots, (2, L B, 1)
-    bend: Tensor           # derivative of the logits in the match, (L B, D)
+    bend: Tensor           # derivative of the logits in the candidates, (L B, D)
     inverse: Tensor        # 1 / a, 0 for no reach, (L B,)
     sums: Tensor           # gradient at the sums of p, (2 L, B)
 
@@ -265,30 +265,39 @@ def _compose_backward(memory: OrderedMemory, composed: Composed, slope: Slopes,
     return plan.scatter(at_slots, grad.shape), carried
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #84afb952
-def _choose_backward(memory: OrderedMemory, choice: Choice, at_shares: Tensor, at_sums: Tensor,
-                    bend: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one choice (Ordered Memory section 3).
+def _choose_backward(choice: Choice, at_shares: Tensor, at_sums: Tensor) -> Tensor:
+    """Gradient at the logits of one choice (Ordered Memory section 3).
 
-    `memory`: its weights are used; `choice`: from _choose_slots; `at_shares`: gradient at p,
-    (L, B); `at_sums`: gradient at its sums, (2 L, B); `bend`: derivative of the logits in the
-    match, (L B, D). Returns: at the logits (L, B), the match and the keys (L B, D).
+    `choice`: from _choose_slots; `at_shares`: gradient at p, (L, B); `at_sums`: gradient at its
+    sums, (2 L, B). Returns: (L, B).
     """
-    at_shares, norm = torch.addmm(at_shares, choice.matrix.T, at_sums), memory.key_norm
-    at_logits = torch.ops.aten._softmax_backward_data(at_shares, choice.shares, 0, at_sums.dtype)
-    at_match = bend * at_logits.view(-1, 1)
-    at_keys, *_ = torch.ops.aten.native_layer_norm_backward(
-        at_match, choice.keys, [memory.dim], *choice.moments, norm.weight, norm.bias,
-        [True, False, False])
-    return at_logits, at_match, at_keys
+    at_shares = torch.addmm(at_shares, choice.matrix.T, at_sums)
+    return torch.ops.aten._softmax_backward_data(at_shares, choice.shares, 0, at_sums.dtype)
+
+def _logit_slopes(memory: OrderedMemory, choices: Sequence,
+                  bend: Tensor) -> tuple[list, tuple[Tensor, Tensor, Tensor]]:
+    """Derivatives of the logits of all steps: each logit depends on one candidate only.
+
+    `memory`: its weights are used; `choices`: from _choose_slots; `bend`: derivative of the
+    activation of the match, (., D). Returns: keys, means and scales; derivatives in the match, the
+    keys and the candidates, (., D) each.
+    """
+    norm, keys = memory.key_norm, [*map(torch.cat, zip(*(
+        (one.keys, *one.moments) for one in choices)))]
+    in_match = bend * memory.beta.weight * memory.dim ** -.5
+    in_keys, *_ = torch.ops.aten.native_layer_norm_backward(
+        in_match, keys[0], [memory.dim], *keys[1:], norm.weight, norm.bias, [True, False, False])
+    return keys, (in_match, in_keys, in_keys @ memory.key.weight)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #1bfc8441
 def _make_slopes(memory: OrderedMemory, steps: list, tokens: Tensor, places: list,
-                 at_outputs: Tensor) -> tuple[list, Tensor, Tensor]:
+                 at_outputs: Tensor) -> tuple[list, Tensor, tuple]:
     """All derivatives that do not depend on other gradients.
 
     `memory`: its weights are used; `steps`: from _read_steps; `tokens`: x_t, (R, D); `places`: row
     of the token of every composition, by step, (P,) each; `at_outputs`: gradient at the last
-    candidates, (R, D). Returns: Slopes of each step; hidden units (P, H); active match (., D).
+    candidates, (R, D). Returns: Slopes of each step; hidden units (P, H); active match (., D) and
+    what _logit_slopes returns.
     """
     choices, done = zip(*steps)
     dim, device, counts = memory.dim, tokens.device, [one.reach.shape[1] for one in choices]
@@ -311,15 +320,16 @@ def _make_slopes(memory: OrderedMemory, steps: list, tokens: Tensor, places: lis
     wanted = at_outputs.index_select(0, rows[last].to(device))     # all compose in the last slot
     grads.index_copy_(0, place.to(device), wanted * share.index_select(0, last.to(device)))
     active, bend = activation_derivative(memory.activation, match)
+    keys, logit_slopes = _logit_slopes(memory, choices, bend)
     reach, below = (_joined(part) for part in zip(*((c.reach, c.sums[1]) for c in choices)))
     sums = reach.new_zeros(2 * len(reach)).split([2 * width for width in more])
     parts = (slope.split(sizes), slope.new_empty(len(slope), 6 * dim).split(sizes),
              grads.split(both), effect.split(both),
              torch.stack([below, 1 - below])[..., None].split(more, 1),
-             (bend * memory.beta.weight * dim ** -.5).split(more),
+             logit_slopes[-1].split(more),
              torch.where(reach < memory.least, 0, 1 / reach).split(more),
              [one.view(-1, count) for one, count in zip(sums, counts)])
-    return [Slopes(*one) for one in zip(*parts)], hidden, active
+    return [Slopes(*one) for one in zip(*parts)], hidden, (active, keys, logit_slopes)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #f425e4c3
 def _step_backward(memory: OrderedMemory, step: tuple, slope: Slopes, at: Sequence,
@@ -345,19 +355,20 @@ def _step_backward(memory: OrderedMemory, step: tuple, slope: Slopes, at: Sequen
         products = (slope.grads * slope.effect).sum(1)
         slope.sums[:used] += plan.scatter(products[:total], choice.reach.shape)
         slope.sums[used:] += products[total:].view(used, count)
-    found = _choose_backward(memory, choice, at_shares, slope.sums, slope.bend)
+    at_logits = _choose_backward(choice, at_shares, slope.sums)
     before, at_old = slope.blend.view(2, used, count, 1) * at_slots
-    before.view(-1, memory.dim).addmm_(found[2], memory.key.weight)
-    return (before, at_old), (at_new, carried, *found)
+    before.addcmul_(slope.bend.view_as(before), at_logits[..., None])
+    return (before, at_old), (at_new, carried, at_logits)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #7ac2c8a3
 def _input_gradients(steps: list, rows: Sequence, found: list, first: Tensor,
-                     at_outputs: Tensor) -> tuple[Tensor, Tensor]:
+                     at_outputs: Tensor, at_match: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients at tokens and queries: every candidate is a mixture with its token.
 
     `steps`: from _read_steps; `rows`: by step: places of its sentences in the row of tokens;
     `found`: second results of _step_backward; `first`: gradient at the first tokens by the next
-    step, (B, D); `at_outputs`: gradient at the last candidates, (R, D). Returns: (R, D) each.
+    step, (B, D); `at_outputs`: gradient at the last candidates, (R, D); `at_match`: gradient at the
+    match of all steps, (., D). Returns: (R, D) each.
     """
     zeros = first.new_zeros(len(at_outputs))
     used = [choice.sums[0] for choice, _ in steps]
@@ -373,35 +384,33 @@ def _input_gradients(steps: list, rows: Sequence, found: list, first: Tensor,
         return torch.zeros_like(at_outputs).index_add_(0, torch.cat(places).to(first.device),
                                                        values)
     return (collect(torch.cat(parts) * (1 - torch.cat(shares))[:, None], places),
-            collect(torch.cat([match for *_, match, _ in found]),
-                    [row.repeat(len(above)) for row, above in zip(rows, used)]))
+            collect(at_match, [row.repeat(len(above)) for row, above in zip(rows, used)]))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #54a201ef
-def _weight_gradients(memory: OrderedMemory, steps: list, slopes: list, found: list, hidden: Tensor,
-                     active: Tensor) -> tuple:
+def _weight_gradients(memory: OrderedMemory, steps: list, slopes: list, hidden: Tensor,
+                      matches: tuple, at_logits: Tensor, at_match: Tensor) -> tuple:
     """Gradients of all weights, in one product each (Ordered Memory section 3).
 
     `memory`: its weights are used; `steps`: from _read_steps; `slopes`: from _make_slopes, filled
-    in; `found`: second results of _step_backward; `hidden`: hidden units, (P, H); `active`: match
-    after the activation, (., D). Returns: gradients in the order of `read_memory`.
+    in; `hidden`: hidden units, (P, H); `matches`: third result of _make_slopes; `at_logits`:
+    gradients of all steps, (., 1); `at_match`: (., D). Returns: gradients in the order of
+    `read_memory`.
     """
     (choices, done), dim = zip(*steps), memory.dim
     at_hidden, at_boxes = (torch.cat(part) for part in list(zip(*slopes))[:2])
-    at_parts = at_boxes[:, 2 * dim:]
-    at_logits, at_match, at_keys = (_joined(part, *size) for part, size in zip(
-        list(zip(*found))[2:], ((), (dim,), (dim,))))
+    at_parts, (active, keys, (_, in_keys, _)) = at_boxes[:, 2 * dim:], matches
+    at_keys = in_keys * at_logits
     def norm_gradients(norm, *values):                         # gradient, input, mean, scale
         return torch.ops.aten.native_layer_norm_backward(
             *values[:2], [dim], *values[2:], norm.weight, norm.bias, [False, True, True])[1:]
     at_made = torch.cat([slope.grads[:len(slope.hidden)] for slope in slopes])
     normed = map(torch.cat, list(zip(*(one for step in done for one in step.normed)))[1:])
-    keys = map(torch.cat, zip(*((one.keys, *one.moments) for one in choices)))
     return (at_hidden.T @ torch.cat([step.boxes[:, :2 * dim] for step in done]), at_hidden.sum(0),
             (at_parts.T @ hidden).roll(-dim, 0), at_parts.sum(0).roll(-dim),
             *norm_gradients(memory.norm, at_made, torch.cat([s.mixed for s in done]), *normed),
             at_keys.T @ _joined([one.candidates for one in choices], dim), at_keys.sum(0),
             *norm_gradients(memory.key_norm, at_match, *keys),
-            at_logits[None] @ active * dim ** -.5, torch.zeros_like(memory.beta.bias))
+            at_logits.T @ active * dim ** -.5, torch.zeros_like(memory.beta.bias))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #5e32ed9b
 class ReadMemory(torch.autograd.Function):
@@ -428,7 +437,7 @@ class ReadMemory(torch.autograd.Function):
         rows = torch.arange(sum(counts)).split(counts)[1:]     # all first tokens, all second, ...
         places = [composed.plan.gather(row.expand(len(composed.slots), -1))
                   for row, (_, composed) in zip(rows, steps)]
-        slopes, *active = _make_slopes(memory, steps, tokens, places, at_outputs)
+        slopes, hidden, matches = _make_slopes(memory, steps, tokens, places, at_outputs)
         at, found = [torch.zeros_like(steps[-1][1].slots)] * 2, []
         wanted = at_shares.split(counts, 1)[1:]
         for place in reversed(range(len(steps))):
@@ -439,8 +448,10 @@ class ReadMemory(torch.autograd.Function):
                 box, width = slopes[place - 1].sums, len(steps[place - 1][0].reach)
                 torch.mul(one[2][:-1], slopes[place].inverse.view(size, count)[:-1],
                           out=box[width + 1 - size:width, :count])
-        return (*_input_gradients(steps, rows, found, at[0][0], at_outputs), None, None,
-                *_weight_gradients(memory, steps, slopes, found, *active))
+        at_logits = _joined([one[2] for one in found], 1)
+        at_match = at_logits * matches[-1][0]
+        return (*_input_gradients(steps, rows, found, at[0][0], at_outputs, at_match), None, None,
+                *_weight_gradients(memory, steps, slopes, hidden, matches, at_logits, at_match))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #e41b70d9
 def read_memory(
