@@ -12,7 +12,7 @@ from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree
 from rvnnbook.encoders.greedy_tree import (
     GreedyTree, TreeParts, _drawn_trace, drawn_trees, find_trees, _replace_position, tree_noise)
 from rvnnbook.layers.given_trees import compose_by_height, compose_tree
-from rvnnbook.layers.tree_search import children_parts, merge_pairs
+from rvnnbook.layers.tree_search import merge_pairs
 from tests.helpers import on_page
 
 build_tree_trace, = on_page("implementations/greedy_tree", "build_tree_trace")
@@ -360,7 +360,7 @@ def test_a_pair_keeps_the_units_that_dropout_gave_it(scorer):
 
     def weigh(left, right):
         keep = table.keep[next(pairs)].flatten(0, 1).double() / 0.6
-        parents = encoder.grc.norm(children_parts(encoder.grc, torch.cat([left, right], -1).flatten(0, 1), keep)[-1])
+        parents = encoder.grc.norm(encoder.grc.mix(torch.cat([left, right], -1).flatten(0, 1), keep))
         return encoder.weigh(left, right, parents.view_as(left))[0], parents.view_as(left)
 
     root, _ = literal_root(encoder, leaves, mask, noise, weigh)

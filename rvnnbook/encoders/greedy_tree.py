@@ -17,7 +17,7 @@ from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
-from ..layers.tree_search import children_parts, copy_to_host, merge_pairs, scale_kept
+from ..layers.tree_search import copy_to_host, merge_pairs, scale_kept
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0026e5dc
 def _replace_position(links: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,6 +33,24 @@ def _replace_position(links: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
     return to, torch.cat([before, to, to, after]).view(2, -1)
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #f6138d1c
+def _search_layout(lengths: Tensor, order: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Places of a search, N + 2 to a sentence, an end first and last.
+
+    The last token of every sentence is the last but one: so the places of pairs, those of their
+    left members, are the same columns in all sentences.
+
+    `lengths`: tokens, never rising, (B,); `order`: which sentence each one is, (B,); `width`: N.
+    Returns: the token at each place, (P,); left and right neighbors, (2, P); left members of all
+    pairs; whether there is a token, (P,) bool.
+    """
+    lengths, column = lengths[:, None], torch.arange(width + 2)
+    place = torch.arange(len(lengths) * len(column)).view(len(lengths), -1)
+    last, pair = lengths - 1, (column > 0) & (column < lengths)
+    links = torch.stack([place - torch.where(column == width, width - last, 1),
+                         place + torch.where(column == last, width - last, 1)])
+    token = order[:, None] * width + torch.minimum(column, lengths).sub(1).clamp(min=0)
+    return token.flatten(), links.flatten(1), place[pair], (pair | (column == width)).flatten()
+
 def _heights_of(merges, count):
     "Composition steps of all positions, on the CPU, from the positions merged in every round."
     merges = copy_to_host(*merges) if merges else []
@@ -52,27 +70,23 @@ def find_trees(
 ) -> Tensor:               # composition steps, on the CPU, (B, N)
     "Easy-first search that scores each pair once (rir section 2)."
     (batch, width), device, merges = mask.shape, mask.device, []
-    inside = F.pad(mask.cpu(), (1, 1))           # the only copy: a count would be waited for
-    lengths, flat = inside.sum(1), inside.flatten()
-    one = (flat[:-1] & flat[1:]).nonzero()[:, 0].to(device)
-    members, inside = torch.stack([one, one + 1]), flat.to(device)
-    states = F.pad(leaves, (0, 0, 1, 1)).flatten(0, 1)
-    parents, place = torch.zeros_like(states), torch.arange(len(states), device=device)
-    links = torch.stack([place - 1, place + 1])
+    lengths, order = mask.cpu().sum(1).sort(descending=True, stable=True)
+    source, links, one, inside = (box.to(device) for box in _search_layout(lengths, order, width))
+    states, members = leaves.flatten(0, 1)[source], torch.stack([one, links[1, one]])
+    parents = torch.zeros_like(states)
     exact = torch.promote_types(leaves.dtype, torch.float32)
     scores = torch.full((batch, width + 2), -torch.inf, dtype=exact, device=device)
     by_place, none = scores.view(-1), scores.new_tensor(-torch.inf)
-    for t in range(int(lengths.max()) - 1):
-        (one, other), (found, made) = members, weigh(*states[members])
-        by_place[one] = torch.where(inside[other], found.to(exact), none)
+    start = torch.arange(1, len(states), width + 2, device=device)
+    for t in range(int(lengths[0]) - 1):
+        found, made = weigh(*states[members])
+        by_place[members[0]] = found.to(exact)
         if made is not None:
-            parents[one] = made.to(parents.dtype)
+            parents[members[0]] = made.to(parents.dtype)
         if seen is not None:
-            seen.append(scores[:, 1:-1].clone())
-        if t == 0 or (lengths == t + 1).any():
-            going = (lengths > t + 1).nonzero()[:, 0].to(device)
-            start = going * (width + 2) + 1
-        sent = start + scores[going, 1:].argmax(1)
+            seen.append(F.pad(scores[order.argsort(), 1:-2], (0, 1), value=-torch.inf))
+        going = int((lengths > t + 1).sum())
+        sent = start[:going] + scores[:going, 1:-2].argmax(1)
         to, members = _replace_position(links, sent)
         states[to] = (parents[sent] if made is not None else
                       cell(states[sent], states[to]).to(states.dtype))
@@ -80,7 +94,7 @@ def find_trees(
         merges += [sent, to]
         if device.type == "cpu":       # elsewhere, which pairs there are is not looked up
             members = members[:, inside[members].all(0)]
-    return _heights_of(merges, len(states)).view(batch, -1)[:, 1:-1]
+    return _heights_of(merges, len(states)).view(batch, -1)[order.argsort(), 1:-1]
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #c2fd06f0
 class TreeParts(Encoder):
@@ -175,7 +189,7 @@ def _compose_pairs(parts: TreeParts, table: DrawnMerges, pairs: Tensor | slice,
     pairs, R of them; `members`: the two nodes of each, (R, 2, D). Returns: u, (R,); parents (R, D).
     """
     factors = scale_kept(parts.grc, table.keep, pairs, members)
-    parents = parts.grc.norm(children_parts(parts.grc, members.flatten(1), factors)[-1])
+    parents = parts.grc.norm(parts.grc.mix(members.flatten(1), factors))
     return parts.weigh(members[:, 0], members[:, 1], parents)[0], parents
 
 def _empty_table(parts: TreeParts, leaves: Tensor, more: int) -> DrawnMerges:
