@@ -14,7 +14,7 @@ from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.lab.subjects import literal_search
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.tree_search import (
-    active_counts, arena_search, choose_proposals, final_trees, hash_pair, initial_scores, label_nodes, LineageScores, merge_rows, plan_replay, replay, Search,
+    active_counts, arena_search, choose_proposals, final_trees, hash_pair, initial_scores, label_nodes, LineageScores, merge_rows, pack_rows, plan_replay, replay, Search,
     search_and_replay, survivors)
 from tests.helpers import DIM, answers, assert_same, batch_of
 
@@ -158,11 +158,13 @@ def test_every_hypothesis_is_its_tree(sizes, beam, seed, train):
 def test_merging_a_row(width, data):
     pick = data.draw(st.integers(0, width - 2))
     row, pairs = [0, *range(1, width + 1), 0], [float(j) for j in range(width + 1)]
-    rows, logits = merge_rows(torch.tensor([row]), torch.tensor([pairs]), torch.tensor([[pick, pick + 1]]),
-                              torch.tensor([[99]]), torch.tensor([[-1.0, -2.0]]), torch.arange(width + 1))
+    left, right = torch.tensor([-1.0, -2.0]).view(torch.int32).tolist()
+    packed = pack_rows(torch.tensor([row]), torch.tensor([pairs]))
+    rows = merge_rows(packed.mT[None], 2 * pick + torch.arange(7)[None, :, None],
+                      torch.tensor([[[left], [99], [right]]], dtype=torch.int32), torch.arange(2 * width + 2))[0].mT
     row[pick + 1:pick + 3] = [99]
     pairs[pick:pick + 3] = [-1.0, -2.0]
-    assert rows.tolist() == [row] and logits.tolist() == [pairs]
+    assert rows[:, ::2].tolist() == [row] and rows[:, 1:-2:2].view(torch.float32).tolist() == [pairs]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
@@ -173,11 +175,10 @@ def test_who_is_still_going(sizes):
 
 def test_choice():
     logits = torch.tensor([[[0.0, 2.0, -torch.inf], [1.0, 1.5, 1.0]]]).double()
-    parent, pick, scores, norms = choose_proposals(logits, torch.tensor([[-1.0, -0.5]]).double())
+    codes, scores = choose_proposals(logits, torch.tensor([[-1.0, -0.5]]).double())
     chances = logits.log_softmax(-1)
-    assert_close(norms, logits.logsumexp(-1))
     proposals = {(0, 1): -1 + chances[0, 0, 1], (0, 0): -1 + chances[0, 0, 0], (1, 1): -.5 + chances[0, 1, 1]}
-    assert [(int(b), int(j)) for b, j in zip(parent[0], pick[0])] == [(0, 1), (1, 1)]
+    assert [(int(b), int(j)) for b, j in zip(codes[0] % 2, codes[0] // 2)] == [(0, 1), (1, 1)]
     assert_close(scores[0], torch.stack([proposals[0, 1], proposals[1, 1]]))
     assert initial_scores(2, 3, logits).tolist() == [[0, -math.inf, -math.inf]] * 2
 

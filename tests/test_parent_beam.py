@@ -215,8 +215,8 @@ def test_a_known_pair_is_not_composed_again():
         first = compose_neighbors(arena, torch.tensor([[[1, 2], [2, 3]], [[1, 2], [0, 4]]]))
         assert arena.used == 5 + 2 and first.tolist() == [[5, 6], [5, 0]] and arena.children(slice(5, 7)).tolist() == [[1, 2], [2, 3]]
         assert compose_neighbors(arena, torch.tensor([[2, 3], [5, 3], [4, 0]])).tolist() == [6, 7, 0] and arena.used == 8
-        assert find_pairs(arena, torch.tensor([[3, 4], [1, 4], [3, 4]]))[0].tolist() == [9, 8, 9] and arena.used == 10
-        assert find_pairs(arena, torch.zeros(0, 2, dtype=torch.int64))[0].tolist() == [] and arena.used == 10
+        assert find_pairs(arena, torch.tensor([[3, 4], [1, 4], [3, 4]])).tolist() == [9, 8, 9] and arena.used == 10
+        assert find_pairs(arena, torch.zeros(0, 2, dtype=torch.int64)).tolist() == [] and arena.used == 10
     assert arena.kept is None
 
 

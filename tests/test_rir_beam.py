@@ -277,11 +277,11 @@ def test_a_table_that_forgets_changes_nothing():
     children = torch.tensor([[1, 2], [2, 3], [1, 2], [4, 5], [2, 3], [1, 2]])
     with torch.no_grad():
         for _ in range(3):
-            (one, _), (other, halves) = (find_pairs(box, children) for box in (arena, small))
+            one, other = (find_pairs(box, children) for box in (arena, small))
             assert_close(arena.states[one], encoder.grc(*leaves[children - 1].unbind(1)))
-            assert torch.equal(small.states[other], arena.states[one]) and torch.equal(halves, arena.notes[one])
+            assert torch.equal(small.states[other], arena.states[one]) and torch.equal(small.notes[other], arena.notes[one])
         assert arena.used == 18 + 3 < small.used                       # three different pairs; the small one has met some again
-        pairs = score_rows(arena, encoder.scorer, torch.tensor([[one[0], 5, 3]]))
+        pairs = score_rows(arena, torch.tensor([[one[0], 5, 3]]))
         assert_close(pairs[0], encoder.scorer(torch.stack([arena.states[one[0]], leaves[4]]), leaves[[4, 2]]))
 
 
@@ -289,7 +289,7 @@ def test_dropout_shares_nothing():
     encoder = make(12, 3, 4, train=True, dropout=0.5)
     arena = shared_arena(encoder, torch.randn(4, DIM).double(), 3)
     with torch.no_grad():
-        places, _ = find_pairs(arena, torch.tensor([[1, 2]] * 3))
+        places = arena.places[find_pairs(arena, torch.tensor([[1, 2]] * 3))]
     assert len(set(places.tolist())) == 3 and (arena.states[places[0]] != arena.states[places[1]]).any()
     share = float(arena.kept[5:8].double().mean())
     assert 0.2 < share < 0.8 and not arena.kept[8:].any()

@@ -16,7 +16,7 @@ from .efficient_beam import EfficientBeam
 from ..layers.chunks import chunk_size
 from ..layers.s4d import S4DLayer
 from ..layers.tree_search import (
-    Arena, Search, encode_with_search, initial_scores, pack_tokens, replay_levels, score_rows,
+    PairArena, Search, encode_with_search, initial_scores, pack_tokens, replay_levels, score_rows,
     search_and_replay, search_rows, sum_scores)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #dee03f13
@@ -131,16 +131,16 @@ def shared_arena(
     encoder,               # a RIRBeam
     leaves: Tensor,        # leaf states, (L, D)
     merges: int,           # compositions that every one of the K hypotheses needs at most
-) -> Arena:                # notes: the halves of every node, as right child and as left child
+) -> PairArena:
     "An arena for the nodes of all levels (rir section 3.1)."
     dropped, cpu = encoder.training and encoder.grc.dropout.p > 0, leaves.device.type == "cpu"
-    return Arena(encoder.grc, leaves, encoder.beam * merges, encoder.scorer.split(),
-                 shared=cpu and not dropped)                   # elsewhere, a look-up would wait
+    return PairArena(encoder, leaves, encoder.beam * merges,
+                     shared=cpu and not dropped)               # elsewhere, a look-up would wait
 
 # %% ../../nbs/implementations/rir_beam.ipynb #894aaeeb
 def search_chunks(
     encoder,               # a RIRBeam
-    arena: Arena,          # nodes; it grows
+    arena: PairArena,      # nodes; it grows
     results: Tensor,       # places of the level below, (L K,)
     below: Tensor,         # which of them each hypothesis consists of, (M, K, W)
     scores: Tensor,        # s, of the hypotheses, -inf for none, (M, K)
@@ -156,7 +156,7 @@ def search_chunks(
     if rows.device.type == "cpu":                              # elsewhere, indexing would wait
         there = (scores > -torch.inf).flatten()
     logits = scores.new_zeros(len(rows), rows.shape[1] - 1)
-    logits[there] = score_rows(arena, encoder.scorer, rows[there])
+    logits[there] = score_rows(arena, rows[there])
     found = search_rows(encoder, arena, rows, logits, scores, longest, order, generator)
     return Search._make((*found, sizes, arena, below))
 

@@ -142,11 +142,12 @@ def literal_steps(
     encoder: EfficientBeam, states: Tensor,      # all rows, (B, K, W, D), the longest first
     scores: Tensor, sizes: Tensor,               # -inf for none, (B, K); nodes of each row, (B,)
     generator: torch.Generator | None = None,    # of the noise
-    rule: Callable | None = None,      # rule(logits, scores, keys, last); None: the encoder's
+    rule: Callable | None = None,      # of (logits, scores, keys, last): parents, picks, new scores
 ) -> tuple[Tensor, Tensor]:            # final states (B, K, D), scores (B, K)
     "Beam search for trees, step by step, with all rows of states (rir section 2)."
     def usual(logits, scores, keys, last):
-        return choose_proposals(logits, scores, noise, keys if encoder.distinct else None)
+        codes, chosen = choose_proposals(logits, scores, noise, keys if encoder.distinct else None)
+        return codes % encoder.beam, codes // encoder.beam, chosen
     keys, ended = leaf_keys(states.shape[2], states.device).expand(states.shape[:3]), []
     counts, sizes = active_counts(sizes), sizes.to(keys)
     noise = (noise_ahead(counts, encoder.beam, scores, generator)
@@ -160,7 +161,7 @@ def literal_steps(
         logits = encoder.scorer(states[:, :, :-1], states[:, :, 1:])
         place = torch.arange(logits.shape[-1], device=logits.device)
         missing = place >= (sizes[:going] - step - 1)[:, None, None]
-        parent, last, scores, *_ = (rule or usual)(logits.masked_fill(missing, -torch.inf), scores,
+        parent, last, scores = (rule or usual)(logits.masked_fill(missing, -torch.inf), scores,
                                                    keys, last)
         keys = next_states(hash_pair, keys[..., None], parent, last)[..., 0]
         states = next_states(encoder.grc, states, parent, last)

@@ -102,7 +102,7 @@ def select_pairs(
     scores: np.ndarray,    # s, (B, K); overwritten by the new ones
     first: np.ndarray,     # noise of the pairs, (B, K, P), or (B, K, 0)
     second: np.ndarray,    # noise of the proposals, (B, K C), or (B, 0)
-    arena: np.ndarray,     # states and halves of all nodes, (P, D + 2 d)
+    arena: np.ndarray,     # states and halves of all nodes, (P, D + 2 d')
     places: np.ndarray,    # where the new nodes will be, (B, K)
     parents: np.ndarray,   # which hypothesis each new one comes from, (B, K); written
     norms: np.ndarray,     # log Z of that hypothesis, (B, K); written
@@ -172,13 +172,13 @@ def score_pair(
 @compiled
 def write_nodes(
     nodes: np.ndarray,     # new nodes, (B K, D)
-    halves: np.ndarray,    # of the new nodes, as right and as left neighbors, (B K, 2 d)
-    weight: np.ndarray,    # of the scorer's last layer, (d,)
+    halves: np.ndarray,    # of the new nodes, as right and as left neighbors, (B K, 2 d')
+    weight: np.ndarray,    # of the scorer's last layer, (d',), where d' = d + 1 in an arena
     bias: float,           # of the scorer's last layer
     places: np.ndarray,    # where the new nodes go, (B, K)
     picks: np.ndarray,     # which pair each of them was, (B, K)
     around: np.ndarray,    # outer left, left, right, outer right, (B, K, 4)
-    arena: np.ndarray,     # (P, D + 2 d), written
+    arena: np.ndarray,     # (P, D + 2 d'), written
     new: Beams,            # hypotheses, their missing scores are written
 ) -> None:
     "A step of the search behind the cell: nodes to their places, scores beside them."
@@ -210,8 +210,8 @@ def compiled_search(
     around, made, parents, norms, scores, nodes = (box.numpy() for box in (*boxes, final,
                                                                            arena.nodes))
     gain, shift, last = (p.detach().numpy() for p in (cell.norm.weight, cell.norm.bias,
-                                                      scorer[1].weight))
-    split, bias, sizes = scorer.split(), float(scorer[1].bias), lengths.numpy()
+                                                      arena.last[0]))
+    bias, sizes = float(arena.last[1]), lengths.numpy()
     quiet = leaves.new_empty(batch, beam, 0)
     draws = (noise_ahead(counts, beam, leaves, generator)
              if encoder.training and encoder.noise else cycle([quiet, quiet[:, 0]]))
@@ -225,7 +225,7 @@ def compiled_search(
         keep = note_kept(arena, new_nodes)
         parts = cell.w2(hidden if keep is None else hidden * keep)
         composed = gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
-        halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *split)
+        halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *arena.first)
         write_nodes(composed, halves.numpy(), last[0], bias, here, picks, around[step], nodes, new)
         roots[:going], old, new = here, new, old
     return Search(*boxes, torch.from_numpy(roots), final, lengths, arena)

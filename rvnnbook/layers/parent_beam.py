@@ -41,7 +41,7 @@ def compose_neighbors(
         torch.add(pairs[:, 1], pairs[:, 0], alpha=len(arena.nodes), out=arena.codes[made])
         return arena.places[made].view(children.shape[:-1])
     there = (children > 0).all(-1)
-    places, _ = find_pairs(arena, children[there])
+    places = find_pairs(arena, children[there])
     return torch.zeros_like(children[..., 0]).masked_scatter(there, places)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #10f46ca8
@@ -141,7 +141,7 @@ def trace_lifetimes(
     noted = [[part if part.shape[1] == beam else F.pad(
         part, [0, 0] * (part.dim() - 2) + [0, beam - part.shape[1]]) for part in decided]
         for _, _, _, *decided in found.history]
-    write_steps((origins, ended, norms), [rows for rows, *_ in found.history], noted)
+    write_steps((origins, ended, norms), [rows for rows, *_ in found.history], zip(*noted))
     ended = torch.cat([ended, found.arena.children(ended[..., 0])], -1)
     origins, ended, filled = copy_to_host(origins, ended, (found.scores > -torch.inf).long())
     slots, _ = follow_back(origins)
