@@ -74,9 +74,9 @@ def _add_results(results):
     results.add_argument("--where", action="append", default=[], metavar="QUERY",
                          help="a pandas query on fields, parameters and metrics, such as "
                               "'dim == 64 and seed < 3'")
+    _add_flags(results, mean="mean and standard deviation over the seeds of a run")
     one = results.add_mutually_exclusive_group()
-    _add_flags(one, check="validate every record and trace",
-               mean="mean and standard deviation over the seeds of a run")
+    _add_flags(one, check="validate every record and trace")
     one.add_argument("--csv", metavar="FILE", help="write a table instead of showing one")
     one.add_argument("--parquet", metavar="FILE", help="the same, with types")
 
@@ -100,13 +100,14 @@ def _results(options):
     if not (experiment or options.where or options.mean or options.csv or options.parquet):
         return runs.results_overview(runs.read_records())
     records = runs.query_records(runs.read_records(experiment), *options.where)
-    if options.csv:
-        runs.as_frame(records).to_csv(options.csv, index=False)
-    elif options.parquet:
-        runs.write_parquet(records, options.parquet)
-    else:
+    if not (file := options.csv or options.parquet):
         return runs.results_table(records, options.mean)
-    return f"{len(records)} records in {options.csv or options.parquet}"
+    frame = (runs.mean_frame if options.mean else runs.as_frame)(records)
+    if options.csv:
+        frame.to_csv(file, index=False)
+    else:
+        runs.write_parquet(frame, file)
+    return f"{'means of ' * options.mean}{len(records)} records in {file}"
 
 # %% ../nbs/workshop/cli.ipynb #5d2f1c02
 def _merge(options):

@@ -901,7 +901,7 @@ def test_csv_says_what_the_records_say(tmp_path):
 
 def test_parquet_says_what_the_records_say(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed. Remedy: pip install 'rvnnbook[export]'")
-    write_parquet(MIXED, tmp_path / "runs.parquet")
+    write_parquet(as_frame(MIXED), tmp_path / "runs.parquet")
     found = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
     for row, record in zip(found, MIXED, strict=True):
         assert {name: row[name] for name in Record.model_fields if name in row} == {name: record.get(name) for name in Record.model_fields if name in row} and row["stale"] is True
@@ -912,7 +912,7 @@ def test_parquet_says_what_the_records_say(tmp_path):
             assert row[f"{split}: {name}"] == record["metrics"].get(split, {}).get(name)
     assert type(found[1]["other: nll"]) is float and type(found[0]["seed"]) is int
     assert list(found[0]) == list(as_frame(MIXED))
-    write_parquet([], tmp_path / "none.parquet")
+    write_parquet(as_frame([]), tmp_path / "none.parquet")
     assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
 
 
@@ -958,6 +958,10 @@ def test_the_command(tmp_path):
     assert len(shown.stdout.splitlines()) == 3 and not shown.stderr
     assert command("--csv", tmp_path / "x.csv", cwd=tmp_path).stdout == f"2 records in {tmp_path / 'x.csv'}\n"
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
+    assert command("--mean", "--csv", tmp_path / "x.csv", cwd=tmp_path).stdout == f"means of 2 records in {tmp_path / 'x.csv'}\n"
+    row, = csv.DictReader(open(tmp_path / "x.csv", newline="", encoding="utf8"))
+    assert row["seed"] == "0 5" and row["official <= 100: accuracy"] == "0.75" and row["official <= 100: accuracy ±"] == "0.0"
+    assert command("--mean", "--where", "seed > 9", "--csv", tmp_path / "x.csv", cwd=tmp_path).stdout.startswith("means of 0 records")
     with open(tmp_path / "away" / "toy.jsonl", "a") as file:
         file.write("{\n")
     done = command("merge", tmp_path / "away", cwd=tmp_path)

@@ -8,8 +8,8 @@ __all__ = ['NO_EFFECT', 'PROFILES', 'LIBRARIES', 'POINTS', 'OLD_NAMES', 'LISTOPS
            'peak_memory', 'git_state', 'processor', 'machine', 'new_record', 'now_in_utc', 'Trace', 'make_trace',
            'end_to_end', 'results_folder', 'trace_path', 'append', 'current_names', 'scan', 'read_records',
            'read_trace', 'check_results', 'merge_records', 'changed_modules', 'sittings', 'select', 'latest',
-           'ListOpsRun', 'listops_runs', 'as_frame', 'load', 'query_records', 'results_table', 'results_overview',
-           'aligned', 'write_parquet']
+           'ListOpsRun', 'listops_runs', 'as_frame', 'mean_frame', 'load', 'query_records', 'results_table',
+           'results_overview', 'aligned', 'write_parquet']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import ast
@@ -565,23 +565,34 @@ def listops_runs(
             for record in found]
 
 # %% ../../nbs/workshop/records.ipynb #4863defd
+_NESTED = {"parameters", "legs", "modules", "libraries", "metrics"}
+_FIELDS = [*(name for name in Record.model_fields if name not in _NESTED), "steps_done", "stale"]
+
 def as_frame(records: Sequence[dict]):     # -> pandas.DataFrame, a row for each in their order
     "Records as a table: a column for each field, parameter and metric, NA where there is none."
     import pandas
-    nested = {"parameters", "legs", "modules", "libraries", "metrics"}
-    names = [*(name for name in Record.model_fields if name not in nested),
-             "steps_done", "stale"]
     fields = [record | {
         "steps_done": sum(leg["to_step"] - leg["from_step"] for leg in record["legs"]),
         "stale": bool(changed_modules(record))} for record in records]
     metrics = [{f"{split}: {name}": value for split, row in record["metrics"].items()
                 for name, value in row.items()} for record in records]
-    taken = set(names).union(*metrics)
+    taken = set(_FIELDS).union(*metrics)
     parameters = [{f"parameters.{name}" if name in taken else name: value
                    for name, value in record["parameters"].items()} for record in records]
-    return pandas.concat([pandas.DataFrame(fields, columns=names, dtype=object), *(
+    return pandas.concat([pandas.DataFrame(fields, columns=_FIELDS, dtype=object), *(
         pandas.DataFrame(part, dtype=object) for part in (parameters, metrics))],
         axis=1).convert_dtypes()
+
+def mean_frame(records: Sequence[dict]):   # -> pandas.DataFrame, a row for all seeds of a run
+    "Means over seeds; the column behind each, named with ±, has the standard deviations."
+    frame = as_frame(latest(records))
+    parameters = [name for name in frame if name not in _FIELDS and ": " not in name]
+    groups = frame.groupby(["experiment", "profile", *parameters], dropna=False, sort=False)
+    return groups.agg(
+        seed=("seed", lambda seeds: " ".join(map(str, sorted(seeds)))),
+        **{name + end: (name, how) for name in frame if ": " in name
+           for end, how in (("", "mean"), (" ±", "std"))},
+        finished=("finished", "all"), stale=("stale", "any")).reset_index()
 
 # %% ../../nbs/workshop/records.ipynb #8e41b6f2
 def load(experiment: str | None = None, where: str | None = None, folder: Path | None = None):
@@ -621,17 +632,14 @@ def results_table(records: Sequence[dict], mean: bool = False) -> str:
     "A line for each record, or for all seeds of a run, by experiment."
     parts = []
     for experiment in sorted({record["experiment"] for record in records}):
-        chosen = select(records, experiment=experiment)
-        frame = as_frame(latest(chosen) if mean else chosen)
-        scores = [name for name in frame if ": " in name and not name.endswith(": count")]
-        fields = {*Record.model_fields, "steps_done", "stale"}
-        parameters = [name for name in frame if name not in fields and ": " not in name
+        frame = (mean_frame if mean else as_frame)(select(records, experiment=experiment))
+        parameters = [name for name in frame if name not in _FIELDS and ": " not in name
                       and (frame[name].dtype == "string" or frame[name].nunique(dropna=False) > 1)]
-        keys = ["profile", *parameters, *["id"] * (not mean)]
-        table = frame.groupby(keys, dropna=False, sort=False).agg({
-            "seed": lambda seeds: " ".join(map(str, sorted(seeds))),
-            **dict.fromkeys(scores, _mean_text), "finished": "all", "stale": "any"}).reset_index()
-        shown = table.drop(columns=["id"] * (not mean)).astype(object).fillna("")
+        scores = {name: [_with_spread(row[name], row.get(f"{name} ±")) for _, row in
+                         frame.iterrows()]
+                  for name in frame if ": " in name and not name.endswith((": count", " ±"))}
+        shown = frame[["profile", *parameters, "seed"]].assign(
+            **scores, finished=frame["finished"], stale=frame["stale"]).astype(object).fillna("")
         parts.append(f"{experiment}\n{shown.to_string(index=False, max_colwidth=40)}")
     return "\n\n".join(parts) or "no records"
 
@@ -643,10 +651,11 @@ def results_overview(records: Sequence[dict]) -> str:
         records=("id", "size"), finished=("finished", "sum"), stale=("stale", "sum"))
     return counted.reset_index().to_string(index=False)
 
-def _mean_text(values):
-    "A number, or mean and standard deviation of several."
-    spread = f" ± {values.std():.2g}" if values.count() > 1 else ""
-    return f"{values.mean():.4g}{spread}" if values.count() else ""
+def _with_spread(value, spread):           # as in a frame: NA, None or a number
+    "A number, and its standard deviation where there is one."
+    from pandas import isna
+    more = "" if isna(spread) else f" ± {spread:.2g}"
+    return "" if isna(value) else f"{value:.4g}{more}"
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
     "The columns of a table, one below the other."
@@ -654,10 +663,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:       # cells -> lines
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 # %% ../../nbs/workshop/records.ipynb #24d58973
-def write_parquet(records: Sequence[dict], path: Path) -> None:
-    "Records as a Parquet table; a column of words and numbers becomes one of words."
+def write_parquet(frame, path: Path) -> None:      # frame: of as_frame or mean_frame
+    "A table of records as a Parquet file; a column of words and numbers becomes one of words."
     import pyarrow             # so that its absence is the error
-    frame = as_frame(records)
     for name in frame.select_dtypes("object"):
         frame[name] = frame[name].map(str, na_action="ignore").astype("string")
     frame.to_parquet(path, engine=pyarrow.__name__, index=False)

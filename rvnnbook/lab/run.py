@@ -59,7 +59,7 @@ def holder(path: Path) -> int | None:      # None: it is free
         return int(path.read_text() or 0)
 
 # %% ../../nbs/workshop/run.ipynb #279a4f85
-_run = SimpleNamespace(locks=None, signals=[])     # of the run that this process is at
+_run = SimpleNamespace(locks=None, signals=[], keeps=True)     # that this process is at
 
 def run_folder(
     experiment: str, run: SimpleNamespace,     # its name; its checked parameters
@@ -262,8 +262,9 @@ def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ig
             if not _run.signals:
                 raise
             name = signal.Signals(_run.signals[0][0]).name
-            raise StatusError(f"{name}: stopped; run the same command again to resume",
-                              STOPPED) from None
+            then = ("run the same command again to resume" if _run.keeps else
+                    "a smoke run keeps no checkpoint and starts anew")
+            raise StatusError(f"{name}: stopped; {then}", STOPPED) from None
 
 def _has_unfinished(names):
     "Whether any outcome of a training among these names, or at the end of a list, is unfinished."
@@ -289,15 +290,15 @@ def run_experiment(
         rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
         if not cells and (world > 1 or not page):
             raise ParameterError("this notebook has no cells tagged `run`; run it as a notebook")
-        target, keeps = run_path(source, checked), checked.profile != "smoke"
+        target, _run.keeps = run_path(source, checked), checked.profile != "smoke"
         page = page and world == 1
-        train = not page or keeps and any("run_folder(" in text for _, text in cells)
+        train = not page or _run.keeps and any("run_folder(" in text for _, text in cells)
         if rank:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         else:
             _run.locks = {}
             stack.callback(_release_locks)
-            if keeps:
+            if _run.keeps:
                 _lock(target.with_suffix(".lock"))
         if once and run_identity(source.stem, checked) in recorded_runs(source.stem, vars(checked)):
             return "this run has a record"

@@ -256,6 +256,7 @@ def poll_states(plan: SweepPlan) -> dict[str, State]:      # by key
         if task.key in done:
             return State("finished")
         last = last_line(plan.folder / f"{task.key}.txt")
+        last = "made before, without a record" if last.split(":")[0] == "done" else last
         return State("to do" if holder(task.lock) is None else "begun", last)
     done = recorded_runs(plan.experiment, plan.names)
     return {task.key: state(task) for task in plan.tasks}
@@ -394,7 +395,8 @@ def obey_sweep(words) -> str:      # the parsed command line -> what to print at
     states = [state.word for state in found.values()]
     failed = sum(word in ("failed", "refused") for word in states)
     if states.count("finished") + failed < len(states):
-        raise StatusError("stopped; run the same command again to resume", STOPPED)
+        then = "to start over" if plan.scratch else "to resume"
+        raise StatusError(f"stopped; run the same command again {then}", STOPPED)
     if failed:
         raise StatusError(f"{failed} of {len(states)} runs failed; the others are finished", 1)
     return "all runs are finished"
