@@ -45,21 +45,19 @@ def seconds(text: str) -> float:                       # as typed; more than 0
 # %% ../nbs/workshop/cli.ipynb #bba4933b
 def _run(options):
     "Run an experiment."
+    from rvnnbook.lab import settings
     from rvnnbook.lab.run import run_experiment
-    from rvnnbook.lab.settings import (
-        ParameterError, open_notebook, parameter_lines, parse_value)
-    notebook = Path(options.notebook)
     if options.parameters:
-        return "\n".join(parameter_lines(open_notebook(notebook)))
+        return "\n".join(settings.parameter_lines(settings.open_notebook(options.notebook)))
     given = {"profile": options.profile} if options.profile else {}
     for pair in options.parameter:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise ParameterError(f"-p takes NAME=VALUE, got {pair!r}")
+            raise settings.ParameterError(f"-p takes NAME=VALUE, got {pair!r}")
         if name in given:
-            raise ParameterError(f"{name} is given twice")
-        given[name] = parse_value(value)
-    return run_experiment(notebook, given, options.limit, not options.no_notebook,
+            raise settings.ParameterError(f"{name} is given twice")
+        given[name] = settings.parse_value(value)
+    return run_experiment(Path(options.notebook), given, options.limit, not options.no_notebook,
                           options.unless_recorded, last=True)
 
 # %% ../nbs/workshop/cli.ipynb #84a245d0
@@ -125,17 +123,16 @@ def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
     from rvnnbook.lab.revalidate import revalidate
-    known, held = [], 0
-    for name in options.folders or [None]:
-        found = runs.read_records(name)
-        if name and not found:
-            raise runs.RecordError(f"no records of {name!r}")
-        known += runs.latest(found)
-    chosen = list(filter(runs.changed_modules, runs.query_records(known, *options.where)))
+    known = {name: runs.latest(runs.read_records(name)) for name in options.folders or [None]}
+    if None not in known and (missing := [name for name in known if not known[name]]):
+        raise runs.RecordError(f"no records of {missing[0]!r}")
+    chosen = [record for record in runs.query_records(sum(known.values(), []), *options.where)
+              if runs.changed_modules(record)]
+    held = 0
     for record in chosen:
         try:
-            found = revalidate(record, 60 * options.minutes)
-            line, held = f"holds: {found['revalidated']}", held + 1
+            line = f"holds: {revalidate(record, 60 * options.minutes)['revalidated']}"
+            held += 1
         except runs.RecordError as error:
             line = f"not confirmed: {error}"
         print(f"{record['experiment']} {record['id']} {line}", flush=True)
@@ -147,8 +144,7 @@ def _add_data(data):
     actions.add_parser("list", help="show what the papers use and what of it is here")
     get = actions.add_parser("get", help="download a set of data")
     get.add_argument("name", help="from the first column of `data list`")
-    add = actions.add_parser("add",
-                             help="check files and copy them to where the book looks for them")
+    add = actions.add_parser("add", help="check files and copy them to where the book looks")
     add.add_argument("name")
     add.add_argument("file", metavar="PATH", help="a file or a folder")
     _add_flags(add, unverified="accept files without a known checksum, and record theirs")
@@ -163,7 +159,7 @@ def _data(options):
         return catalog.listing()
     if options.action == "verify":
         chosen = ([catalog.find_dataset(options.name)] if options.name
-                  else [entry for entry in catalog.catalog().values() if catalog.present(entry)])
+                  else list(filter(catalog.present, catalog.catalog().values())))
         if wrong := [line for entry in chosen for line in catalog.verify(entry)]:
             raise RuntimeError("\n".join(wrong))
         return "\n".join(f"{entry.name}: as it should be" for entry in chosen) or "nothing is here"
@@ -269,10 +265,9 @@ def main(arguments: list[str] | None = None) -> int:   # those of the command li
         print(f"rvnnbook: {error}", file=sys.stderr)
         return getattr(error, "status", 2 if isinstance(error, ValueError) else 1)
     except ModuleNotFoundError as error:
-        training = "accelerate", "pytorch_optimizer", "tqdm", "filelock", "pydantic", "yaml"
-        extra = ("train" if error.name in training else
-                 {"pandas": "export", "pyarrow": "export", "ray": "ray", "submitit": "slurm"}.get(
-                     error.name, "book"))
+        extras = {"export": "pandas pyarrow", "ray": "ray", "slurm": "submitit",
+                  "train": "accelerate pytorch_optimizer tqdm filelock pydantic yaml"}
+        extra = next((name for name in extras if error.name in extras[name].split()), "book")
         print(f"rvnnbook: this needs {error.name}, which is not installed. "
               f"Remedy: pip install 'rvnnbook[{extra}]'", file=sys.stderr)
         return 1

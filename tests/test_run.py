@@ -503,7 +503,7 @@ def test_a_kernel_that_is_killed_is_noticed(job):
 
 def test_a_limit_stops_a_run(job):
     status, _, complained = finish(begin(job, "--no-notebook", "-p", "what=sleep", "--limit", "4"))
-    assert (status, complained) == (75, "rvnnbook: SIGTERM: stopped; run the same command again to resume\n")
+    assert (status, complained) == (75, "rvnnbook: SIGTERM: stopped; run the same command again to start over\n")
 
 
 def test_no_cell_begins_after_an_interrupt_that_a_cell_ignored_and_a_second_signal_ends_the_run(job):
@@ -577,7 +577,7 @@ def test_a_notebook_is_stopped_anywhere_else(job):
     wait_for(process, "asleep")
     process.send_signal(signal.SIGINT)
     status, said, complained = finish(process)
-    assert (status, complained) == (75, "rvnnbook: SIGINT: stopped; run the same command again to resume\n")
+    assert (status, complained) == (75, "rvnnbook: SIGINT: stopped; run the same command again to start over\n")
     assert not list((job / "build/runs").glob("*.ipynb"))
 
 

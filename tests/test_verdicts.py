@@ -17,7 +17,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.papers import FLOORS, OTHER_SETTINGS, PAPER_EPOCHS, PAPER_SETTINGS, Way, way_of
+from rvnnbook.lab.papers import PAPERS, Way, way_of
 from rvnnbook.lab.records import code_hashes, current_names
 from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab import verdicts
@@ -126,7 +126,7 @@ def test_a_training_is_full_only_with_the_papers_settings():
     assert trained_in_full(paper_run(.9), {})
     for changes in ({"dim": 64}, {"longest": 50}, {"batch_size": 64}, {"profile": "cpu"}, {"finished": False}, {"epochs": 99}):
         assert not trained_in_full(paper_run(.9, **changes), {}), changes
-    for name in OTHER_SETTINGS:
+    for name in PAPERS["other_settings"]:
         assert not trained_in_full(make(experiment=name, profile="paper"), {})
     assert trained_in_full(make(experiment="logic", profile="paper"), {})
 
@@ -159,8 +159,8 @@ def test_the_settings_are_those_of_the_experiments_paper_profile():
     profiles, = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict))
     paper = {ast.literal_eval(key): value for key, value in zip(profiles.keys, profiles.values)}["paper"]
     given = {word.arg: ast.literal_eval(word.value) for word in paper.keywords}
-    assert PAPER_SETTINGS["length_generalization"].items() <= given.items() and given["test_size"] == 0
-    assert PAPER_EPOCHS["length_generalization"] == given["epochs"]
+    assert PAPERS["settings"]["length_generalization"].items() <= given.items() and given["test_size"] == 0
+    assert PAPERS["epochs"]["length_generalization"] == given["epochs"]
 
 
 @given(st.lists(st.floats(0, 1), max_size=40))
@@ -181,7 +181,7 @@ def test_the_floor_is_that_of_the_tests():
     assert [floor_of(column, {}) for column in ("snli_hard", "len_m", "len_mm", "neg_m")] == [100 / 3] * 4
     assert floor_of("len_900_1000", {}) == floor_of("test", {}) == 17.5 and floor_of("split_c", {}) == floor_of("ops_12", {})
     columns = [column for name in ("rir.table2_and_5", "rir.table3", "rir.table6", "rir.table7", "crvnn.table2") for column in paper_table(name).columns]
-    assert all(sum(re.fullmatch(pattern, column) is not None for pattern in FLOORS) == 1 for column in columns)
+    assert all(sum(re.fullmatch(pattern, column) is not None for pattern in PAPERS["floors"]) == 1 for column in columns)
 
 
 def test_a_model_at_the_floor_has_not_learned():

@@ -12,7 +12,7 @@ import pytest
 
 from rvnnbook.cli import parser
 from rvnnbook.lab.settings import check_parameters, open_notebook, parse_value
-from rvnnbook.lab.papers import COLUMNS, REASONS, WAYS, Way, _read_way, way_of
+from rvnnbook.lab.papers import COLUMNS, PAPERS, REASONS, Way, way_of
 from rvnnbook.lab.records import current_names, read_records
 from rvnnbook.lab.tables import paper_table, paper_tables
 from rvnnbook.registry import list_encoders
@@ -53,7 +53,7 @@ def literal(notebook, name):
 
 
 def test_every_row_has_a_way_or_a_reason():
-    assert len(paper_tables()) == 23 and sorted(WAYS) == paper_tables()
+    assert len(paper_tables()) == 23 and sorted(PAPERS["ways"]) == paper_tables()
     reasons = {way for name, row in ROWS if isinstance(way := way_of(name, row), str)}
     assert reasons == set(REASONS), "each reason is a reason for something"
     for name, row, way in ALL_WAYS:
@@ -62,13 +62,14 @@ def test_every_row_has_a_way_or_a_reason():
 
 def test_the_file_names_the_rows_of_the_tables_and_nothing_else():
     for name in paper_tables():
-        assert isinstance(WAYS[name], str) or list(WAYS[name]) == list(paper_table(name).rows), name
+        rows = PAPERS["ways"][name]
+        assert isinstance(rows, str) or [row for row in rows if row != "all"] == list(paper_table(name).rows), name
     assert {way.profile for *_, way in ALL_WAYS} == {"cpu", "paper"} and {way.which for *_, way in ALL_WAYS} == {0, 1}
     assert all(type(way.parameters) is type(way.asked) is dict and type(way.older) is tuple for *_, way in ALL_WAYS)
     with pytest.raises(KeyError):
         way_of("crvnn.table2", "CRvNN balanced tree")
     with pytest.raises(TypeError, match="unexpected keyword argument 'parameter'"):
-        _read_way({"experiment": "logic", "parameter": {}}, {})
+        Way(**{"experiment": "logic", "parameter": {}})
 
 
 def test_every_encoder_and_every_experiment_is_led_to():

@@ -416,7 +416,7 @@ def scan(path: Path) -> tuple:         # a file, which need not exist -> records
     return [record for record, _ in lines.values()], faults
 
 # %% ../../nbs/workshop/records.ipynb #5d2f1b05
-def _scan(path):
+def _scan(path, traces=False):         # traces: whether each must be whole, too
     "The valid lines of a file by id, as data and as bytes, and what is wrong with other lines."
     found, faults = {}, []
     *lines, rest = (path.read_bytes() if path.is_file() else b"").split(b"\n")
@@ -426,6 +426,8 @@ def _scan(path):
             record = json.loads(line)
             if record["experiment"] != path.stem:
                 raise RecordError(f"experiment is {record['experiment']!r}, in this file")
+            if traces and record["trace"]:
+                read_trace(record, path.parent)
             record |= {name: current_names(record[name]) for name in ("metrics", "rule")}
             found[record["id"]] = record, line + b"\n"      # a merge may bring a line twice
         except RecordError as error:
@@ -469,24 +471,12 @@ def read_trace(record: dict, folder: Path | None = None) -> dict:      # {"curve
     return {**trace, "curve": current_names(trace["curve"])}
 
 # %% ../../nbs/workshop/records.ipynb #599e8dfd
-def _damaged_traces(path, lines):
-    "What is wrong with the traces of these lines of a file: id -> in words."
-    wrong = {}
-    for key, (record, _) in lines.items():
-        try:
-            if record["trace"]:
-                read_trace(record, path.parent)
-        except RecordError as error:
-            wrong[key] = f"{path.name}: record {key}: {error}"
-    return wrong
-
 def check_results(folder: Path | None = None, experiment: str | None = None) -> list[str]:
     "Read every record and every trace of a folder, or of one experiment: the faults, in words."
     folder, wrong, known = Path(folder or results_folder()), [], set()
     for path in sorted(folder.glob(f"{experiment or '*'}.jsonl")):
-        lines, faults = _scan(path)
-        wrong += [*faults, *_damaged_traces(path, lines).values()]
-        known |= lines.keys()
+        wrong += _scan(path, traces=True)[1]
+        known |= _scan(path)[0].keys()
     strays = [] if experiment else sorted((folder / "traces").glob("*"))
     return wrong + [f"traces/{path.name} belongs to no valid record" for path in strays
                     if path.stem not in known]
@@ -502,16 +492,17 @@ def merge_records(sources: Iterable[Path], folder: Path | None = None) -> tuple[
         if not paths:
             raise RecordError(f"there are no records in {source}")
         for path in paths:
-            lines, faults = _scan(path)
-            wrong = _damaged_traces(path, lines) | {
-                key: f"{path.name}: record {key}: a smoke run is no result"
-                for key, (record, _) in lines.items() if record["profile"] == "smoke"}
-            refused += [f"{source.name}/{fault}" for fault in [*faults, *wrong.values()]]
-            new = {key: line for key, (_, line) in lines.items() if key not in wrong}
-            for record in (lines[key][0] for key in new if lines[key][0]["trace"]):
-                write_whole(trace_path(record, folder),
-                            trace_path(record, path.parent).read_bytes())
-            added += [lines[key][0] for key in _add_lines(folder / path.name, new)]
+            lines, faults = _scan(path, traces=True)
+            faults += [f"{path.name}: record {key}: a smoke run is no result"
+                       for key, (record, _) in lines.items() if record["profile"] == "smoke"]
+            refused += [f"{source.name}/{fault}" for fault in faults]
+            new = {key: pair for key, pair in lines.items() if pair[0]["profile"] != "smoke"}
+            for record, _ in new.values():
+                if record["trace"]:
+                    write_whole(trace_path(record, folder),
+                                trace_path(record, path.parent).read_bytes())
+            new_lines = {key: line for key, (_, line) in new.items()}
+            added += [lines[key][0] for key in _add_lines(folder / path.name, new_lines)]
     return added, refused
 
 # %% ../../nbs/workshop/records.ipynb #daf48521
@@ -645,11 +636,9 @@ def results_table(records: Sequence[dict], mean: bool = False) -> str:
 
 def results_overview(records: Sequence[dict]) -> str:
     "How many records each experiment has, and how many are finished and stale."
-    if not records:
-        return "no records"
-    counted = as_frame(records).groupby("experiment").agg(
+    counted = as_frame(records).groupby("experiment", as_index=False).agg(
         records=("id", "size"), finished=("finished", "sum"), stale=("stale", "sum"))
-    return counted.reset_index().to_string(index=False)
+    return counted.to_string(index=False) if records else "no records"
 
 def _with_spread(value, spread):           # as in a frame: NA, None or a number
     "A number, and its standard deviation where there is one."

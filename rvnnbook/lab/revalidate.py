@@ -6,50 +6,45 @@
 __all__ = ['CLOSE', 'revalidate']
 
 # %% ../../nbs/workshop/revalidate.ipynb #7e1a0003
-import json
 import math
 import os
-import subprocess
-import sys
+from contextlib import suppress
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from .records import (
     RecordError, append, changed_modules, code_hashes, digest, git_state, now_in_utc, read_trace,
     results_folder, signature)
+from .run import StatusError, call_fresh, run_cells
 
 # %% ../../nbs/workshop/revalidate.ipynb #7e1a0005
 CLOSE = {"loss": 1e-3, "accuracy": 2e-2}           # differences that may be
 
-def _first_row(source, parameters, step):
-    "Print the first check of a training and the hashes of the code, and end the process."
-    from rvnnbook.lab import run, train as loop
-    train = loop.train
+def _first_row(experiment, parameters, step):
+    "The first check of a training, and the hashes of the code; the process makes nothing else."
+    from rvnnbook.lab import train as loop
+    train, found = loop.train, []
     def first_steps(*arguments, **options):
         options |= {"folder": None, "steps": step, "epochs": None, "time_budget": math.inf}
-        print(json.dumps([train(*arguments, **options).history[0], code_hashes()]))
+        found.extend([train(*arguments, **options).history[0], code_hashes()])
         raise SystemExit
-    loop.train = first_steps
-    run.run_cells(Path(source), parameters)
-    raise RecordError("it trains nothing")
-
-_CALL = ("import json, sys; from rvnnbook.lab.revalidate import _first_row; "
-         "_first_row(*json.loads(sys.argv[1]))")
+    loop.train, os.environ["RVNNBOOK_RECORDED"] = first_steps, "1"
+    with suppress(SystemExit):
+        run_cells(results_folder().parent / "experiments" / f"{experiment}.ipynb", parameters)
+        raise RecordError("it trains nothing")
+    return found
 
 def _repeated(record, step, seconds):
-    "What `_first_row` prints, in a process with the threads of the record."
-    source = results_folder().parent / "experiments" / f"{record['experiment']}.ipynb"
+    "What `_first_row` returns, in a process with the threads of the record."
     parameters = record["parameters"] | {name: record[name] for name in ("profile", "seed")}
     parameters.pop("source", None)                 # of data or code, which a run adds itself
-    variables = {"OMP_NUM_THREADS": str(record["threads"]), "RVNNBOOK_RECORDED": "1"}
+    task = {"experiment": record["experiment"], "parameters": parameters, "step": step}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _CALL, json.dumps([str(source), parameters, step])], text=True,
-            capture_output=True, timeout=seconds, env=os.environ | variables)
-    except subprocess.TimeoutExpired:
+        return call_fresh(f"{__name__}:_first_row", task, record["threads"], seconds)
+    except TimeoutExpired:
         raise RecordError(f"it takes more than {seconds:g} seconds") from None
-    if done.returncode:
-        raise RecordError((done.stderr.strip().splitlines() or ["it died"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    except StatusError as error:
+        raise RecordError(str(error)) from None
 
 # %% ../../nbs/workshop/revalidate.ipynb #5d2f1b04
 def revalidate(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FINISHED', 'RAISED', 'REFUSED', 'STOPPED', 'SITTING', 'SIGNALS', 'StatusError', 'hold', 'holder', 'run_folder',
-           'run_path', 'run_identity', 'recorded_runs', 'tagged_cells', 'run_cells', 'execute', 'handle_signals',
-           'stop_on_signals', 'run_experiment']
+           'run_path', 'run_identity', 'recorded_runs', 'call_fresh', 'tagged_cells', 'run_cells', 'execute',
+           'handle_signals', 'stop_on_signals', 'run_experiment']
 
 # %% ../../nbs/workshop/run.ipynb #4dc96ad6
 import ast
@@ -13,12 +13,13 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,16 +51,14 @@ def hold(path: Path, what: str = "run"):   # -> a context that ends the lock
 def holder(path: Path) -> int | None:      # None: it is free
     "The process that holds a lock."
     from filelock import FileLock, Timeout
-    if not path.exists():
-        return None
     try:
-        with FileLock(path, timeout=0):
-            return None
+        if path.exists():
+            FileLock(path).acquire(timeout=0).lock.release()
     except Timeout:
         return int(path.read_text() or 0)
 
 # %% ../../nbs/workshop/run.ipynb #279a4f85
-_run = SimpleNamespace(locks=None, signals=[], keeps=True)     # that this process is at
+_run = SimpleNamespace(locks=None, signals=[], keeps=True)     # that this process makes
 
 def run_folder(
     experiment: str, run: SimpleNamespace,     # its name; its checked parameters
@@ -76,12 +75,7 @@ def run_folder(
 def _lock(path):
     "Hold a lock until the end of the run, if this process is at one."
     if _run.locks is not None and path not in _run.locks:
-        _run.locks[path] = hold(path)
-
-def _release_locks():
-    for held in _run.locks.values():
-        held.lock.release()
-    _run.locks = None
+        _run.locks[path] = _run.stack.enter_context(hold(path))
 
 def _named(experiment, settings):
     return f"{experiment}-{settings['profile']}-{digest(settings, 8)}"
@@ -104,14 +98,26 @@ def recorded_runs(
     folder: Path | None = None,                # of the results; nbs/results of this clone
 ) -> set[str]:
     "Identities of the runs of an experiment that have a record of a finished training."
-    name, names = Path(experiment).stem, set(names) - set(SITTING)
-    try:
+    name, records = Path(experiment).stem, []
+    with suppress(ValueError):               # outside a clone nothing is recorded
         records, _ = scan(Path(folder or results_folder()) / f"{name}.jsonl")
-    except ValueError:                       # outside a clone nothing is recorded
-        return set()
-    return {identity(name, {key: record["parameters"][key] for key in names
-                            if key in record["parameters"]}, record["seed"])
+    return {identity(name, {key: value for key, value in record["parameters"].items()
+                            if key in names and key not in SITTING}, record["seed"])
             for record in records if record["finished"]}
+
+def call_fresh(
+    function: str, arguments: dict,            # "module:name"; JSON data, by name
+    threads: int = 1, seconds: float | None = None,    # of PyTorch; until it is given up
+):                                             # what the function returns, JSON data
+    "Call a function in a process of its own; if that fails, the error has its last line."
+    code = ("import json, pkgutil, sys; function, arguments = json.load(sys.stdin); "
+            "print(json.dumps(pkgutil.resolve_name(function)(**arguments)))")
+    numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps([function, arguments]),
+                          capture_output=True, text=True, timeout=seconds, env=os.environ | numbers)
+    if status := done.returncode:
+        raise StatusError((done.stderr.strip().splitlines() or [f"status {status}"])[-1], status)
+    return json.loads(done.stdout.splitlines()[-1])
 
 # %% ../../nbs/workshop/run.ipynb #5172bd71
 def tagged_cells(notebook: dict) -> list[tuple[int, str]]:    # number and source
@@ -163,31 +169,28 @@ def _raised(page):
 @contextmanager
 def _silent_kernel():
     "A kernel that is shut down may print on the terminal it inherited; cells print elsewhere."
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
+    with open(os.devnull, "w") as null, os.fdopen(os.dup(2), "w") as saved:
+        os.dup2(null.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved.fileno(), 2)
 
 # %% ../../nbs/workshop/run.ipynb #2f393b5b
 def _execute_in_kernel(path, parameters, folder, first_line, shown):
     "Execute a notebook in place with papermill; if its kernel does not start, try once more."
     import papermill
-    run = lambda: papermill.execute_notebook(
-        str(path), str(path), parameters or {}, kernel_name="python3", cwd=str(folder),
-        extra_arguments=[f"--IPKernelApp.exec_lines={first_line}"] * bool(first_line),
-        progress_bar=False, request_save_on_cell_execute=False, iopub_timeout=120,
-        **({"stdout_file": sys.stdout, "stderr_file": sys.stdout} if shown else {}))
-    with _silent_kernel():
+    for last in (False, True):
         try:
-            run()
+            with _silent_kernel():
+                return papermill.execute_notebook(
+                    str(path), str(path), parameters or {}, kernel_name="python3", cwd=str(folder),
+                    extra_arguments=[f"--IPKernelApp.exec_lines={first_line}"] * bool(first_line),
+                    progress_bar=False, request_save_on_cell_execute=False, iopub_timeout=120,
+                    **({"stdout_file": sys.stdout, "stderr_file": sys.stdout} if shown else {}))
         except RuntimeError as error:          # two kernels wanted one port; nothing has run
-            if not str(error).startswith("Kernel died before replying"):
+            if last or not str(error).startswith("Kernel died before replying"):
                 raise
-            run()
 
 # %% ../../nbs/workshop/run.ipynb #f7267b07
 def execute(
@@ -262,9 +265,9 @@ def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ig
             if not _run.signals:
                 raise
             name = signal.Signals(_run.signals[0][0]).name
-            then = ("run the same command again to resume" if _run.keeps else
-                    "a smoke run keeps no checkpoint and starts anew")
-            raise StatusError(f"{name}: stopped; {then}", STOPPED) from None
+            then = "resume" if _run.keeps else "start over"      # a smoke run has no checkpoint
+            raise StatusError(f"{name}: stopped; run the same command again to {then}",
+                              STOPPED) from None
 
 def _has_unfinished(names):
     "Whether any outcome of a training among these names, or at the end of a list, is unfinished."
@@ -296,8 +299,8 @@ def run_experiment(
         if rank:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         else:
-            _run.locks = {}
-            stack.callback(_release_locks)
+            _run.stack, _run.locks = stack, {}
+            stack.callback(setattr, _run, "locks", None)
             if _run.keeps:
                 _lock(target.with_suffix(".lock"))
         if once and run_identity(source.stem, checked) in recorded_runs(source.stem, vars(checked)):

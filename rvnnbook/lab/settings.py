@@ -11,6 +11,7 @@ import ast
 import difflib
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal
@@ -20,10 +21,8 @@ class ParameterError(ValueError):
     "An unknown parameter, or a value of the wrong type or out of range."
     status = 2                 # of the command
 
-def unknown_name(
-    kind: str, name: str, known,    # "parameter" or "setting"; that is not known; names
-) -> str:    # the error message
-    "Report an unknown name with the closest known one."
+def unknown_name(kind: str, name: str, known) -> str:     # such as "parameter"; not one of `known`
+    "The error message for an unknown name, with the closest known one."
     close = difflib.get_close_matches(name, known, 1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}"
@@ -93,20 +92,16 @@ def open_notebook(source: Path) -> dict:    # an experiment notebook -> as JSON 
     except (ValueError, KeyError, TypeError):
         raise ParameterError(f"{source} is not a notebook") from None
 
-def check_parameters(
-    notebook: dict,        # an experiment notebook as JSON data
-    given: dict,           # parameters by name; the others keep their defaults
-) -> SimpleNamespace:      # all parameters, checked and filled
-    "Run the parameters cell of a notebook and the cell that checks it, and nothing else."
+def check_parameters(notebook: dict, given: dict) -> SimpleNamespace:  # JSON data; some parameters
+    "All parameters, checked: run the parameters cell of a notebook and the cell that checks it."
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    first = next((i for i, cell in enumerate(cells)
-                  if "parameters" in cell["metadata"].get("tags", [])), len(cells))
-    check = "".join(cells[first + 1]["source"]) if first + 1 < len(cells) else ""
+    cell, check = next((["".join(part["source"]) for part in pair] for pair in zip(cells, cells[1:])
+                        if "parameters" in pair[0]["metadata"].get("tags", [])), ("", ""))
     if "strict(" not in check:
         raise ParameterError("this notebook has no parameters cell followed by a call of `strict`, "
                              "so it cannot be given parameters")
     names = {}
-    exec("".join(cells[first]["source"]), names)
+    exec(cell, names)
     names.update(given)
     try:
         exec(check, names)
@@ -126,25 +121,19 @@ def parse_value(text: str):    # the literal it denotes, else the text itself
         return text
 
 # %% ../../nbs/workshop/settings.ipynb #e4d17b63
-def parameter_lines(
-    notebook: dict,        # an experiment notebook as JSON data
-) -> list[str]:            # two for each parameter: its values by profile, its meaning
-    "The parameters of a notebook as text."
+def parameter_lines(notebook: dict) -> list[str]:      # as JSON data
+    "The parameters of a notebook: for each a line with its values by profile, and its meaning."
     check_parameters(notebook, {})             # rejects a notebook that has none
     cell = next("".join(cell["source"]) for cell in notebook["cells"]
                 if "parameters" in cell["metadata"].get("tags", []))
     remarks = re.findall(r"^(\w+) *=.*?# *(.*(?:\n +#.*)*)", cell, re.M)
-    filled = {}
+    filled, lines = {}, []
     for profile in ("smoke", "cpu", "paper"):
-        try:
+        with suppress(ValueError):             # a notebook need not have all of them
             filled[profile] = vars(check_parameters(notebook, {"profile": profile}))
-        except ValueError:                     # a notebook need not have all of them
-            continue
-    lines = []
     for name, remark in remarks:
         values = {profile: repr(run[name]) for profile, run in filled.items()}
-        same = len({*values.values()}) == 1
-        shown = ", ".join(f"{profile} {value}" for profile, value in values.items())
-        lines += [f"{name} = {[*values.values()][0] if same else shown}",
-                  "    " + re.sub(r"\n +# *", " ", remark)]
+        same = {*values.values()}
+        shown = same if len(same) == 1 else map(" ".join, values.items())
+        lines += [f"{name} = {', '.join(shown)}", "    " + re.sub(r"\n +# *", " ", remark)]
     return lines

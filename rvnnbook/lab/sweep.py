@@ -34,13 +34,18 @@ from .settings import (
 # %% ../../nbs/workshop/sweep.ipynb #488fe91e
 WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
+def _once(pairs, fault):
+    "Names and values as a dictionary; a name that occurs twice is an error."
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ParameterError(f"{twice[0]!r} {fault}")
+    return dict(pairs)
+
 def _plain(node):
     "A node of YAML as data; what is not quoted is read as on the command line."
     if node.id == "mapping":
-        names = [name.value for name, _ in node.value]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ParameterError(f"{twice[0]!r} appears twice in one mapping")
-        return {name.value: _plain(value) for name, value in node.value}
+        return _once([(name.value, _plain(value)) for name, value in node.value],
+                     "appears twice in one mapping")
     if node.id == "sequence":
         return [_plain(part) for part in node.value]
     text = node.value
@@ -87,16 +92,11 @@ def rows(settings: dict) -> list[dict]:    # parameters of each run, by name
     "Every row of the grid with every row of the list and of the parallel lists."
     def side_by_side(table, combine):
         return [dict(zip(table, values)) for values in combine(*table.values())] or [{}]
-    fixed = {**({"profile": settings["profile"]} if settings["profile"] else {}),
-             **settings["parameters"]}
-    found = []
-    for parts in itertools.product([fixed], side_by_side(settings["grid"], itertools.product),
-                                   settings["list"] or [{}], side_by_side(settings["zip"], zip)):
-        names = [name for part in parts for name in part]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ParameterError(f"{twice[0]!r} is given in two places")
-        found.append({name: value for part in parts for name, value in part.items()})
-    return found
+    profile = {"profile": settings["profile"]} if settings["profile"] else {}
+    return [_once([pair for part in parts for pair in part.items()], "is given in two places")
+            for parts in itertools.product(
+                [profile | settings["parameters"]], side_by_side(settings["grid"], itertools.product),
+                settings["list"] or [{}], side_by_side(settings["zip"], zip))]
 
 # %% ../../nbs/workshop/sweep.ipynb #9a0d76b9
 class SweepTask(NamedTuple):
@@ -395,8 +395,8 @@ def obey_sweep(words) -> str:      # the parsed command line -> what to print at
     states = [state.word for state in found.values()]
     failed = sum(word in ("failed", "refused") for word in states)
     if states.count("finished") + failed < len(states):
-        then = "to start over" if plan.scratch else "to resume"
-        raise StatusError(f"stopped; run the same command again {then}", STOPPED)
+        then = "start over" if plan.scratch else "resume"
+        raise StatusError(f"stopped; run the same command again to {then}", STOPPED)
     if failed:
         raise StatusError(f"{failed} of {len(states)} runs failed; the others are finished", 1)
     return "all runs are finished"

@@ -14,7 +14,6 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from html import escape
 
 from .records import PROFILES, aligned, changed_modules, latest, sittings
@@ -68,30 +67,27 @@ class PaperTable:
 # %% ../../nbs/workshop/tables.ipynb #d7aabdd1
 PERCENT = ("accuracy_percent", "exact_match_percent")
 
-@cache
-def _paper_results():
-    file = importlib.resources.files("rvnnbook.data").joinpath("paper_results.json")
-    return json.loads(file.read_text(encoding="utf8"))
+_RESULTS = json.loads(importlib.resources.files("rvnnbook.data").joinpath(
+    "paper_results.json").read_text(encoding="utf8"))
 
 def paper_tables() -> list[str]:       # "crvnn.table2", ...
     "The names of all tables that are kept."
-    return sorted(_paper_results()["tables"])
+    return sorted(_RESULTS["tables"])
 
 def paper_table(name: str) -> PaperTable:              # one of paper_tables()
     "A table of results of one of the four papers."
-    held = _paper_results()
-    if name not in held["tables"]:
+    if name not in _RESULTS["tables"]:
         raise TableError(unknown_name("table", name, paper_tables()))
-    return PaperTable(name, paper=held["papers"][name.split(".")[0]], **held["tables"][name])
+    return PaperTable(name, paper=_RESULTS["papers"][name.split(".")[0]],
+                      **_RESULTS["tables"][name])
 
 # %% ../../nbs/workshop/tables.ipynb #bef4e633
 def chosen_runs(records: Iterable[dict]) -> list[dict]:        # of one model
     "The latest runs with the same settings that differ in the seed alone: those that say most."
     groups = {}
     for record in latest(records):
-        settings = json.dumps(record["parameters"], sort_keys=True)
-        key = record["experiment"], record["profile"], settings, record["finished"]
-        groups.setdefault(key, []).append(record)
+        alike = [record[name] for name in ("experiment", "profile", "parameters", "finished")]
+        groups.setdefault(json.dumps(alike, sort_keys=True), []).append(record)
     rank = lambda group: (PROFILES.index(group[0]["profile"]), group[0]["finished"], len(group),
                           group[-1]["recorded"])
     return sorted(max(groups.values(), key=rank, default=[]), key=lambda r: r["seed"])
@@ -139,8 +135,8 @@ def pair(
         unit = 100 if (of or table.metric) in PERCENT else 1
     ours = [run["metrics"][split][metric] * unit for run in runs
             if metric in run["metrics"].get(split, {})]
-    middle, spread = summary(ours, table.statistic) if ours else (None, None)
-    return NumberPair(row, column, split, *paper, middle, spread, len(ours))
+    return NumberPair(row, column, split, *paper, *(
+        summary(ours, table.statistic) if ours else (None, None)), len(ours))
 
 # %% ../../nbs/workshop/tables.ipynb #31b2ca8c
 @dataclass(frozen=True)
@@ -190,17 +186,14 @@ def comparison(
         for row in runs for column, split in columns.items()])
 
 # %% ../../nbs/workshop/tables.ipynb #117af5a1
-_WORDS = [(r"len(?:gth)?_(\d+)_(\d+)", r"\1 to \2 tokens"),
-          (r"depth_(\d+)_(\d+)", r"depth \1 to \2"),
-          (r"arg(?:uments)?_(\d+)", r"\1 arguments"), (r"ops_(\d+)", r"\1 operators"),
-          (r"sort_(\d+)", r"sort \1 numbers"), (r"tree_(\d+)", r"tree of \1 levels"),
+_WORDS = [(r"len(?:gth)?_(\d+)_(\d+)", r"\1 to \2 tokens"), (r"ops_(\d+)", r"\1 operators"),
+          (r"depth_(\d+)_(\d+)", r"depth \1 to \2"), (r"sort_(\d+)", r"sort \1 numbers"),
+          (r"arg(?:uments)?_(\d+)", r"\1 arguments"), (r"tree_(\d+)", r"tree of \1 levels"),
           (r"(official|generated), listops_o_test", r"\1"), ("_", " "),
           (r"\b(iid|lra|s?nli|mnli|qqp|paws|imdb|mnist|jsb)\b", lambda found: found[1].upper()),
           (r"\bsst(\d)", r"SST-\1"), ("cifar10", "CIFAR-10"), (r"\blistops\b", "ListOps")]
 
-def column_title(
-    column: str,      # of a paper's table, or a split of our metrics
-) -> str:
+def column_title(column: str) -> str:  # of a paper's table, or a split of our metrics
     "What a reader calls a column."
     for identifier, words in _WORDS:
         column = re.sub(identifier, words, column)
@@ -250,15 +243,11 @@ def table_notes(compared: Comparison) -> list[str]:            # sentences
 # %% ../../nbs/workshop/tables.ipynb #7ab1e501
 Behind = Sequence[tuple[str, Sequence[dict]]]      # what a line of a table is called, and its runs
 
-def run_lines(
-    behind: Behind,     # names and runs
-) -> list[str]:         # sentences, equal ones once
+def run_lines(behind: Behind) -> list[str]:        # sentences, equal ones once
     "Where the numbers of each line come from."
     return list(dict.fromkeys(f"{name}: {provenance(runs)}." for name, runs in behind if runs))
 
-def folded_runs(
-    behind: Behind,     # names and runs
-) -> str:               # HTML; empty without runs
+def folded_runs(behind: Behind) -> str:            # HTML; empty without runs
     "The runs behind some numbers, folded into one line."
     runs = {run["id"]: run for _, some in behind for run in some}
     changed = sum(bool(changed_modules(run)) for run in runs.values())

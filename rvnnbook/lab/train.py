@@ -271,9 +271,7 @@ def write_checkpoint(
     return whole
 
 # %% ../../nbs/workshop/train.ipynb #b518aa3e
-def read_checkpoint(
-    folder: Path,        # where the run lives
-) -> tuple | None:       # tensors and state as in `write_checkpoint`; None if there is none
+def read_checkpoint(folder: Path) -> tuple | None:     # as in `write_checkpoint`; None without one
     "Read the newest whole checkpoint; what was only half written is passed over."
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -382,11 +380,9 @@ class Outcome(NamedTuple):
 
 # %% ../../nbs/workshop/train.ipynb #cf27c8e0
 def train(
-    model: nn.Module,                      # trained in place; left with the best weights
-    batches: BucketLoader,                 # what to train on
+    model: nn.Module, batches: BucketLoader,   # trained in place, left with the best weights; data
     judge: Callable | None = None,         # judge(model): dict of numbers; None: nobody
-    *,
-    folder: str | Path | None = None,      # where checkpoints live; None: nowhere
+    *, folder: str | Path | None = None,   # where checkpoints live; None: nowhere
     loss: Callable = classification_loss,  # loss(model, batch): mean over the batch's rows
     time_budget: float = math.inf,         # seconds that this call may train
     save_every: float = 60.0,              # seconds between checkpoints
@@ -433,15 +429,12 @@ def evaluate_classifier(model: nn.Module, dealt: Iterable) -> dict[str, float]: 
         right.append(predict_labels(scores) == batch.labels)
         nats.append(cross_entropy(scores, batch.labels).double() * len(batch.labels))
     right = torch.cat(right)
-    return {"accuracy": float(right.double().mean()),
-            "nll": float(sum(nats) / len(right))}
+    return {"accuracy": float(right.double().mean()), "nll": float(sum(nats) / len(right))}
 
 # %% ../../nbs/workshop/train.ipynb #8906daac
 def fit_scorer(
-    make: Callable,            # make(): an encoder with the modules of EBT-GRC
-    steps: int,                # steps of Adam, on twelve expressions each
-    measure: Callable,         # measure(model): a number
-    every: int = 10,           # steps between two measurements
+    make: Callable, steps: int,            # make(): modules as in EBT-GRC; of Adam, 12 expressions
+    measure: Callable, every: int = 10,    # measure(model): a number; steps between measurements
     seed: int = 0,             # of the new scorer, the batches and the noise
     examples: int = 400,       # expressions of five to nine tokens to train on
 ) -> list[float]:              # what was measured, first before training
@@ -463,10 +456,9 @@ def fit_scorer(
 
 # %% ../../nbs/workshop/train.ipynb #b2da27bf
 def export_weights(
-    model: nn.Module,                  # any
-    path: str | Path,                  # where to, a .safetensors file
-    about: dict[str, str] | None = None, # how the weights were made; kept with them
-) -> Path:                             # the file
+    model: nn.Module, path: str | Path,    # any model; where to, a .safetensors file
+    about: dict[str, str] | None = None,   # how the weights were made; kept with them
+) -> Path:                                 # the file
     "Write a model's weights in half precision, small enough to be kept with the book."
     from safetensors.torch import save_file
     weights = {name: tensor.half() if tensor.is_floating_point() else tensor

@@ -12,10 +12,10 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from .papers import (FLOORS, OTHER_SETTINGS, OWN_TEST, PAPER_EPOCHS, PAPER_SETTINGS,
-                                 REDRAWN, TABLE_SETTINGS, Way, way_of)
+from .papers import OWN_TEST, PAPERS, REDRAWN, Way, way_of
 from .records import RecordError, read_records, read_trace, select
 from .tables import PERCENT, NumberPair, PaperTable, chosen_runs, pair, paper_table
 
@@ -25,9 +25,8 @@ CAP = 2.0                  # points: largest difference that counts as reproduce
 def tolerance(
     spread: float | None, runs: int | None,        # the paper's deviation (None: the cap), runs
     our_spread: float | None, seeds: int,          # ours; None for a single seed: the paper's
-    chance: float = 0.0,   # standard error of our test, from its number of examples
-    digit: float = 0.0,    # of the paper's number, the value of its last digit
-    cap: float = CAP,      # stands for a deviation that is not known
+    chance: float = 0.0, digit: float = 0.0,   # standard error of our test; the paper's last digit
+    cap: float = CAP,                          # stands for a deviation that is not known
 ) -> float:
     "How far two results may be apart if nothing differs but seeds, test and rounding."
     theirs = cap if spread is None else spread
@@ -49,10 +48,8 @@ _CURVES = {}
 def curve_of(record: dict) -> dict:    # name -> numbers, one a check; empty without a trace
     "The training curve of a record, read once."
     if record["trace"] is not None and record["id"] not in _CURVES:
-        try:
+        with suppress(RecordError):
             _CURVES[record["id"]] = read_trace(record)["curve"]
-        except RecordError:
-            pass
     return _CURVES.get(record["id"], {})
 
 def how_ended(record: dict, curve: dict) -> str:       # curve: what curve_of gave
@@ -70,16 +67,14 @@ def how_ended(record: dict, curve: dict) -> str:       # curve: what curve_of ga
 
 def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # table: of a paper
     "Whether a run had the paper's settings and ended as the paper's training did."
-    name, parameters = record["experiment"], record["parameters"]
-    if record["profile"] != "paper" or not record["finished"] or name in OTHER_SETTINGS:
+    name, parameters, ended = record["experiment"], record["parameters"], how_ended(record, curve)
+    settings = PAPERS["settings"].get(name, {}) | PAPERS["table_settings"].get(table, {})
+    if (record["profile"] != "paper" or not record["finished"] or name in PAPERS["other_settings"]
+            or any(parameters.get(key) != value for key, value in settings.items())):
         return False
-    settings = PAPER_SETTINGS.get(name, {}) | TABLE_SETTINGS.get(table, {})
-    if any(parameters.get(key) != value for key, value in settings.items()):
-        return False
-    if name not in PAPER_EPOCHS:
-        return how_ended(record, curve) != "limit"
-    whole = (parameters.get("epochs") or 0) >= PAPER_EPOCHS[name]
-    return whole or how_ended(record, curve) == "patience"
+    if name not in PAPERS["epochs"]:
+        return ended != "limit"
+    return (parameters.get("epochs") or 0) >= PAPERS["epochs"][name] or ended == "patience"
 
 # %% ../../nbs/workshop/verdicts.ipynb #3e7be7c5
 NEAR = 5.0                 # points above the floor
@@ -89,8 +84,8 @@ def floor_of(column: str, scores: dict) -> float | None:       # scores: of a re
     "Accuracy of always giving the most frequent answer, in percent; None where there is none."
     if "most_frequent" in scores:
         return 100 * scores["most_frequent"]
-    return next((share for pattern, share in FLOORS.items() if re.fullmatch(pattern, column)),
-                None)
+    return next((share for pattern, share in PAPERS["floors"].items()
+                 if re.fullmatch(pattern, column)), None)
 
 def still_rising(curve: dict) -> bool:                         # what curve_of gave
     "Whether validation accuracy rose by RISE within the last quarter of the checks."
@@ -99,8 +94,7 @@ def still_rising(curve: dict) -> bool:                         # what curve_of g
     return len(shares) > 1 and 100 * (max(shares[-last:]) - max(shares[:-last])) >= RISE
 
 def has_learned(
-    runs: Sequence[dict],      # the seeds of one model
-    floor: float | None,       # of the test
+    runs: Sequence[dict], floor: float | None,         # the seeds of one model; of the test
     curves: Sequence[dict],    # what curve_of gave for each
     short: bool = True,        # whether ours falls short of the paper's number by more than the cap
 ) -> bool:
@@ -117,11 +111,9 @@ LEARNED = {"length_generalization": ("listops_o_test", 90.0),    # experiment ->
 
 def learned_runs(runs: Sequence[dict]) -> list[dict]:            # of these experiments
     "The runs that have learned their task; the others support no conclusion."
-    def has(run):
-        test, least = LEARNED[run["experiment"]]
-        return any(100 * scores["accuracy"] >= least
-                   for split, scores in run["metrics"].items() if split.endswith(test))
-    return [run for run in runs if has(run)]
+    return [run for run in runs for test, least in [LEARNED[run["experiment"]]]
+            if any(100 * scores["accuracy"] >= least
+                   for split, scores in run["metrics"].items() if split.endswith(test))]
 
 # %% ../../nbs/workshop/verdicts.ipynb #bb08b2c4
 VERDICTS = ("reproduced", "differs", "not learned", "smaller scale", "not run", "out of scope")
@@ -129,8 +121,7 @@ VERDICTS = ("reproduced", "differs", "not learned", "smaller scale", "not run", 
 def judge_number(
     difference: float | None,      # ours minus the paper's; None without a run
     allowed: float, cap: float,    # the tolerance; largest difference that counts as reproduced
-    learned: bool,                 # the model is above the floor and was not cut off while rising
-    in_full: bool,                 # trained and tested as in the paper
+    learned: bool, in_full: bool,  # as `has_learned` says; trained and tested as in the paper
 ) -> str:                          # one of VERDICTS
     "What follows from a number of a paper and ours."
     if difference is None:
@@ -172,18 +163,17 @@ class Answer:
 
 def longest_runs(records: Sequence[dict]) -> list[dict]:       # of one model
     "The longest training of each seed."
-    alike = [{**record, "parameters": {name: value for name, value in record["parameters"].items()
-                                       if name not in ("epochs", "minutes")}} for record in records]
+    alike = [{**record, "whole": record,
+              "parameters": {name: value for name, value in record["parameters"].items()
+                             if name not in ("epochs", "minutes")}} for record in records]
     longest = {(record["seed"], str(sorted(record["parameters"].items()))): record for record in
                sorted(alike, key=lambda record: record["legs"][-1]["to_step"])}
-    by_id = {record["id"]: record for record in records}
-    return [by_id[record["id"]] for record in chosen_runs(list(longest.values()))]
+    return [record["whole"] for record in chosen_runs(longest.values())]
 
 # %% ../../nbs/workshop/verdicts.ipynb #e7880a2e
 def answer_row(
-    table: PaperTable, row: str, column: str,      # of a paper
-    metric: str,               # of the table; one of them where a cell holds several
-    records: Sequence[dict],   # ours
+    table: PaperTable, row: str, column: str, metric: str,     # of a paper; one of table.metrics
+    records: Sequence[dict],                                   # ours
 ) -> Answer:
     "Put one number of a paper and what answers it together."
     way, several = way_of(table.name, row), metric if isinstance(table.metric, list) else None
