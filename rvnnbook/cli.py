@@ -60,7 +60,6 @@ def _run(options):
     return run_experiment(Path(options.notebook), given, options.limit, not options.no_notebook,
                           options.unless_recorded, last=True)
 
-# %% ../nbs/workshop/cli.ipynb #84a245d0
 def _add_results(results):
     results.add_argument("experiment", nargs="?",
                          help="its name (default: count the records of all), merge or revalidate")
@@ -151,7 +150,6 @@ def _add_data(data):
     actions.add_parser("verify", help="compare installed files with their checksums").add_argument(
         "name", nargs="?", help="of a set of data (default: all that are here)")
 
-# %% ../nbs/workshop/cli.ipynb #2273bbab
 def _data(options):
     "List, install or check sets of data."
     from rvnnbook.data import catalog

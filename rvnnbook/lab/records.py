@@ -470,7 +470,6 @@ def read_trace(record: dict, folder: Path | None = None) -> dict:      # {"curve
         raise RecordError(f"traces/{path.name} is damaged ({error})") from None
     return {**trace, "curve": current_names(trace["curve"])}
 
-# %% ../../nbs/workshop/records.ipynb #599e8dfd
 def check_results(folder: Path | None = None, experiment: str | None = None) -> list[str]:
     "Read every record and every trace of a folder, or of one experiment: the faults, in words."
     folder, wrong, known = Path(folder or results_folder()), [], set()
@@ -599,7 +598,6 @@ def query_records(records: Sequence[dict], *where: str) -> list[dict]:
     held = zip(*(_holds(frame, condition) for condition in where))
     return [record for record, holds in zip(records, held) if all(holds)]
 
-# %% ../../nbs/workshop/records.ipynb #c20f9a57
 def _holds(frame, condition):
     "For each row, whether a condition is true; NA counts as false."
     import pandas

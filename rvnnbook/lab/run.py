@@ -176,7 +176,6 @@ def _silent_kernel():
         finally:
             os.dup2(saved.fileno(), 2)
 
-# %% ../../nbs/workshop/run.ipynb #2f393b5b
 def _execute_in_kernel(path, parameters, folder, first_line, shown):
     "Execute a notebook in place with papermill; if its kernel does not start, try once more."
     import papermill

@@ -87,7 +87,6 @@ class SweepSettings(BaseModel):
     notebook: bool = True                          # render the page of each run
     resources: dict[str, _Nonnegative | str] = {}  # such as {num_cpus: 1, num_gpus: 1}
 
-# %% ../../nbs/workshop/sweep.ipynb #c98e6b21
 def rows(settings: dict) -> list[dict]:    # parameters of each run, by name
     "Every row of the grid with every row of the list and of the parallel lists."
     def side_by_side(table, combine):

@@ -185,7 +185,6 @@ def comparison(
         pair(table, row, column, split, runs[row], metric, of)
         for row in runs for column, split in columns.items()])
 
-# %% ../../nbs/workshop/tables.ipynb #117af5a1
 _WORDS = [(r"len(?:gth)?_(\d+)_(\d+)", r"\1 to \2 tokens"), (r"ops_(\d+)", r"\1 operators"),
           (r"depth_(\d+)_(\d+)", r"depth \1 to \2"), (r"sort_(\d+)", r"sort \1 numbers"),
           (r"arg(?:uments)?_(\d+)", r"\1 arguments"), (r"tree_(\d+)", r"tree of \1 levels"),

@@ -198,7 +198,6 @@ def answer_row(
     spread = _spread(both, metric, runs, found)
     return Answer(both, several, runs, spread, *_conclusion(table, both, metric, runs, spread))
 
-# %% ../../nbs/workshop/verdicts.ipynb #e7880a2f
 def _spread(both, metric, runs, found):
     "Of our number: over its seeds; for one seed the paper's or the cap, or that of all learned."
     if both.ours is None or both.paper is None or isinstance(both.paper, str):
