@@ -94,7 +94,8 @@ def rows(settings: dict) -> list[dict]:    # parameters of each run, by name
     profile = {"profile": settings["profile"]} if settings["profile"] else {}
     return [_once([pair for part in parts for pair in part.items()], "is given in two places")
             for parts in itertools.product(
-                [profile | settings["parameters"]], side_by_side(settings["grid"], itertools.product),
+                [profile | settings["parameters"]],
+                side_by_side(settings["grid"], itertools.product),
                 settings["list"] or [{}], side_by_side(settings["zip"], zip))]
 
 # %% ../../nbs/workshop/sweep.ipynb #9a0d76b9
