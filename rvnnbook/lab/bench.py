@@ -107,7 +107,7 @@ def fresh(task: dict, limit: float | None = 600.0) -> dict:        # limit: seco
     "What the function for a task returns in a process of its own, or {'failed': reason}."
     function = ("predict_speed" if "batch_tokens" in task else
                 "train_steps" if "expressions" in task else "measure")
-    how = f"{__name__}:{function}"
+    how = f"rvnnbook.lab.bench:{function}"
     try:
         return call_fresh(how, task, task.get("threads", 1), limit)
     except TimeoutExpired:

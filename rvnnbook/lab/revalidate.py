@@ -40,7 +40,7 @@ def _repeated(record, step, seconds):
     parameters.pop("source", None)                 # of data or code, which a run adds itself
     task = {"experiment": record["experiment"], "parameters": parameters, "step": step}
     try:
-        return call_fresh(f"{__name__}:_first_row", task, record["threads"], seconds)
+        return call_fresh("rvnnbook.lab.revalidate:_first_row", task, record["threads"], seconds)
     except TimeoutExpired:
         raise RecordError(f"it takes more than {seconds:g} seconds") from None
     except StatusError as error:
