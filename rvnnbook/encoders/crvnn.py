@@ -52,7 +52,7 @@ def modulated_sigmoid(
     "A softmax over each score, those of both neighbors, and zero (crvnn Eq. 13)."
     mine = scores[..., None].to(sides[0].dtype)
     logits = torch.cat([*retrieve_window(sides, mine), torch.zeros_like(mine)], -1)
-    return logits.softmax(-1)[..., 1].to(scores.dtype) * allowed
+    return logits.softmax(-1)[..., 1].to(scores.dtype) * allowed     # of left, own, right, none
 
 # %% ../../nbs/implementations/crvnn.ipynb #2297a509
 def modulated_sigmoid_exp(scores: Tensor, allowed: Tensor, sides) -> Tensor:        # as above
@@ -104,11 +104,13 @@ class TransitionFeatures(nn.Module):
         return torch.lerp(self.not_composed, self.composed, arrived)
 
     def fold(self, layer) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a linear layer whose last inputs are T, as of its number left(c)."""
+        """Weight and bias of a layer that reads left(c) in place of T and has the same output.
+
+        `layer`: linear, its last inputs are T. Without features the new column is zero."""
         if self.composed is None or self.not_composed is None:
             return F.pad(layer.weight, (0, 1)), layer.bias
         weight, mine = layer.weight.split([layer.in_features - self.dim, self.dim], 1)
-        change = (mine * (self.composed - self.not_composed)).sum(1, keepdim=True)   # in float32
+        change = (mine * (self.composed - self.not_composed)).sum(1, keepdim=True)  # no autocast
         return torch.cat([weight, change], 1), layer.bias + (mine * self.not_composed).sum(1)
 
 # %% ../../nbs/implementations/crvnn.ipynb #f8bc8b7d
@@ -179,10 +181,10 @@ def soft_round(
     arrived: Tensor,       # left(c) of the round before, (B, N, 1)
     decide,                # as CRvNN.decide
     cell,                  # f, called as cell(left, right) on (M, S)
-    runs: tuple | None = None,     # `runs_of` these positions or more; None: looked up
+    runs: tuple | None = None,     # senders and receivers; None: those of `allowed`
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:    # new r, e; left(c) and c of this round
     "One round: decide, compose, reduce existence (crvnn section 3.3)."
-    senders, receivers = runs or runs_of(allowed)  # all tokens but the last, all but the first
+    senders, receivers = runs or runs_of(allowed)  # at least: all but the last, all but the first
     composes, arrived, near = decide(states, exists, allowed, arrived, senders)
     before = receivers.gather(states)
     parents = cell(receivers.gather(near), before).to(states.dtype)
@@ -216,7 +218,7 @@ def _continuous_recursion(states, exists, tokens, budget, decide, cell, threshol
     """Repeat rounds until sentences halt or use up their budget (crvnn section 3.3, Alg. 1-2).
 
     `budget`: most rounds, (B,); `recompute`: rounds again in the backward pass; `compaction`: take
-    out positions that exist no more than this; `every`: rounds after which halted sentences leave.
+    out positions that exist no more than this; `every`: rounds between checks for halted sentences.
     Returns: (states, exists, rounds) and, for every round, (rows, e, c, places)."""
     recompute = recompute and torch.is_grad_enabled()
     a_round = partial(checkpoint, soft_round, use_reentrant=False) if recompute else soft_round
@@ -275,8 +277,8 @@ def extract_trees(
 # %% ../../nbs/implementations/crvnn.ipynb #7649b135
 class CRvNNParts(Encoder):
     """The parts of CRvNN. Attributes to set: `checkpoint` computes rounds again in the backward
-    pass; `compaction` takes positions of that existence out, `train_compacted` in training, too;
-    `checked` says that every batch is well-formed, with zeros on padding."""
+    pass; `compaction` drops positions with existence up to it, with `train_compacted` in training,
+    too; `checked` skips the check of the batch, which then must be valid, with zeros on padding."""
     def __init__(
         self,
         dim: int,                     # D, width of token vectors and of the root
@@ -316,7 +318,7 @@ class CRvNNParts(Encoder):
 
 # %% ../../nbs/implementations/crvnn.ipynb #62aa5147
 def _rounds_between_waits(encoder, x):
-    "1 on the CPU, with compaction, or with dropout: halted sentences would change its samples."
+    "1 on the CPU and with compaction; with dropout, since halted sentences would use samples."
     dropout = encoder.cell.dropout.p if encoder.training else 0
     waits = encoder.compaction or x.device.type == "cpu" or dropout
     return 1 if waits else x.shape[1].bit_length()

@@ -345,7 +345,7 @@ class CumulativeNeighbors(torch.autograd.Function):
         grad = torch.stack([grad[:, 0].flip(-2, -1), grad[:, 1]], 1).triu_(1)
         whole = grad * fits
         less = grad.sub_(whole)[..., 1:]
-        less = (less * fits[..., :-1]).addcmul_(less, spare[..., :-1])      # twice that
+        less = (less * fits[..., :-1]).addcmul_(less, spare[..., :-1])      # 2 x; halved below
         begins, ends = less.sum(-1), F.pad(less.sum(-2), (1, 0))
         between = (ends - begins).cumsum(-1).add_(begins)              # taken from all i < l < j
         found = whole.sum(-2).add_(between, alpha=.5)
@@ -385,8 +385,8 @@ class NeighborWindow(torch.autograd.Function):
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8c
 LINEAR_RETRIEVERS = {"eq5": CumulativeRetriever, "eq6": StickBreakingRetriever}
-DENSE_MAX_LENGTH = {"cpu": 300, "cuda": 1000}    # of one sentence; measured on a CPU only
-DENSE_ANY_BATCH = 100                            # positions for which the matrix is as fast
+DENSE_MAX_LENGTH = {"cpu": 300, "cuda": 1000}    # positions of one sentence; cuda: a guess
+DENSE_ANY_BATCH = 100                            # the same for every batch size
 
 def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
@@ -407,7 +407,7 @@ def neighbor_retrievers(
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8d
 def retrieve_window(
-    sides: Tensor | tuple,     # left and right, from neighbor_retrievers, or any two of one kind
+    sides: Tensor | tuple,     # (2, B, N, N), or a pair: two matrices or two retrievers
     values: Tensor,            # v, (B, N, D)
     window: int = 1,           # kappa, neighbors on each side, >= 1
 ) -> tuple:                    # left^kappa(v), ..., left(v), v, right(v), ..., right^kappa(v)

@@ -6,12 +6,12 @@
 __all__ = ['SAME_SIZE', 'merge_pairs', 'pack_rows', 'merge_rows', 'propose_pairs', 'prune_beam', 'active_counts', 'search_states',
            'steps_from_merges', 'build_beam_trace', 'follow_back', 'choose_proposals', 'noise_ahead', 'initial_scores',
            'mark_repeated', 'encode_with_search', 'Search', 'content_first', 'blank_boxes', 'mix_children', 'draw_kept',
-           'scale_kept', 'hash_pair', 'leaf_keys', 'append_notes', 'Arena', 'note_kept', 'find_pairs', 'pack_tokens',
-           'PairArena', 'score_rows', 'begin_search', 'blank_steps', 'write_steps', 'join_steps', 'number_codes',
-           'compose_chosen', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors', 'label_nodes',
-           'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_gradients', 'activation_derivative',
-           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores',
-           'lineage_scores', 'replay_levels', 'search_and_replay', 'final_trees']
+           'scale_kept', 'hash_pair', 'leaf_keys', 'state_and_notes_layer', 'Arena', 'note_kept', 'find_pairs',
+           'pack_tokens', 'PairArena', 'score_rows', 'begin_search', 'blank_steps', 'write_steps', 'join_steps',
+           'choice_table', 'compose_chosen', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors',
+           'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'gate_gradients',
+           'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps',
+           'score_pairs', 'sum_scores', 'lineage_scores', 'replay_levels', 'search_and_replay', 'final_trees']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterable, Iterator
@@ -181,7 +181,7 @@ def choose_proposals(
     scores: Tensor,        # s, of the hypotheses, (B, K), -inf for none
     noise: Iterator[Tensor] | None = None,    # as `noise_ahead` draws it; None: no noise
     keys: Tensor | None = None,    # of the nodes, (B, K, P + 1) int64; given: states must differ
-) -> tuple[Tensor, ...]:   # K times the pair plus the parent; new scores, (B, K) each
+) -> tuple[Tensor, ...]:   # K times the pair plus the hypothesis; new scores, (B, K) each
     "The best pairs of every hypothesis, and the best of all of them (rir section 2)."
     beam, totals = scores.shape[1], scores[:, None] + logits.mT.log_softmax(1)     # (B, P, K)
     if noise is None and keys is None:                         # the best of all, in one choice
@@ -301,9 +301,9 @@ def mix_children(
     pairs: Tensor,         # rows of both children, M of them, (..., 2)
     keep: Tensor | None,   # factors of the hidden units, (M, H)
     out: list[Tensor],     # hidden units before the activation; left, right, content and their
-                           # gates; what is normed; written
-) -> Tensor:               # what is normed, (M, D)
-    "The cell up to its norm, every intermediate result in its place (crvnn Eq. 14-15)."
+                           # gates; input of the norm; written
+) -> Tensor:               # input of the norm, (M, D)
+    "The cell up to its norm, with its intermediate results in `out` (crvnn Eq. 14-15)."
     (before, boxes, mixed), wide = out, 2 * cell.dim
     below = boxes[:, :wide]
     torch.ops.aten.index.Tensor_out(nodes, [pairs], out=below.view(*pairs.shape, cell.dim))
@@ -350,12 +350,12 @@ def leaf_keys(
     return hash_pair(number, number)
 
 # %% ../../nbs/implementations/tree_search.ipynb #e2b8482d
-def append_notes(
+def state_and_notes_layer(
     norm: torch.nn.LayerNorm,    # the cell's norm
     weight: Tensor,        # of the notes, (F, W)
     bias: Tensor,          # of the notes, (F,)
 ) -> tuple[Tensor, Tensor]:    # bias (D + F,), weight (D, D + F)
-    "One product that scales and shifts what is normed, and appends its notes."
+    "The affine map from a normalized vector, before gain and shift, to its state and notes."
     weight = F.pad(weight, (0, len(norm.bias) - weight.shape[1]))
     return (torch.cat([norm.bias, torch.addmv(bias, weight, norm.bias)]),
             torch.cat([norm.weight.diag(), weight * norm.weight]).T)
@@ -374,7 +374,8 @@ class Arena:
     ):
         weight, bias = layer
         self.cell, self.shared, self.used = cell, shared, 1 + len(leaves)
-        self.second, self.layer = content_first(cell), append_notes(cell.norm, weight, bias)
+        self.second = content_first(cell)
+        self.layer = state_and_notes_layer(cell.norm, weight, bias)
         notes = F.linear(leaves[:, :weight.shape[1]], weight, bias)
         self.nodes = F.pad(torch.cat([leaves, notes], 1), (0, 0, 1, room))
         self.states, self.notes = self.nodes[:, :cell.dim], self.nodes[:, cell.dim:]
@@ -385,7 +386,7 @@ class Arena:
         self.kept = leaves.new_zeros(len(self.codes), units, dtype=torch.bool) if dropped else None
 
     def children(self, places: Tensor) -> Tensor:              # (...) -> (..., 2)
-        "Places of the two children of nodes, 0 for a leaf."
+        "Places of the two children of nodes of a shared arena, 0 for a leaf."
         code, total = self.codes[places].clamp(min=0), len(self.codes)
         return torch.stack([code // total, code % total], -1)
 
@@ -442,7 +443,7 @@ def pack_tokens(
 
 # %% ../../nbs/implementations/tree_search.ipynb #ac8e93d1
 class PairArena(Arena):
-    "An arena whose notes are halves of pair scores; with place 0 a pair has the score -inf."
+    "Notes are contributions to the scorer's first layer; pairs with place 0 have the score -inf."
     @torch.no_grad()
     def __init__(
         self,
@@ -466,10 +467,10 @@ def score_rows(
     arena: PairArena,      # nodes
     rows: Tensor,          # places of nodes, (R, W)
 ) -> Tensor:               # u, -inf where a pair has no node at a place, (R, W - 1)
-    "Scores of all adjacent pairs, from halves."
+    "Scores of all adjacent pairs, from the notes of their nodes."
     as_right, as_left = arena.notes[rows].chunk(2, -1)
-    halves = F.gelu(as_left[:, :-1] + as_right[:, 1:])
-    return F.linear(halves.to(arena.last[0].dtype), *arena.last).squeeze(-1)
+    hidden = F.gelu(as_left[:, :-1] + as_right[:, 1:])
+    return F.linear(hidden.to(arena.last[0].dtype), *arena.last).squeeze(-1)
 
 # %% ../../nbs/implementations/tree_search.ipynb #ac8e93d2
 def begin_search(
@@ -518,7 +519,7 @@ def join_steps(
     beam: int,             # K
     like: Tensor,          # gives the type of log Z, and the device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:    # around, made, parents and norms of a Search
-    "Decisions of all steps; log Z is the chosen score minus what it adds to its hypothesis."
+    "Decisions of all steps, with log Z = u - (s' - s)."
     boxes = blank_steps(len(noted), len(order), beam, like)
     if noted:
         *decided, chosen, before, after = zip(*noted)
@@ -528,12 +529,12 @@ def join_steps(
     return boxes
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e6
-def number_codes(
+def choice_table(
     entries: Tensor,       # 0, 1, ..., of P, K and 7 numbers at least
     pairs: int,            # P
     beam: int,             # K
-) -> Tensor:               # of each code: seven entries of a packed row, and the parent, (P K, 8)
-    "What the codes of `choose_proposals` mean."
+) -> Tensor:               # seven entries of a packed row, and the hypothesis, (P K, 8)
+    "Entries of the packed row and hypothesis of each number that `choose_proposals` returns."
     around = torch.add(entries[:7], entries[:pairs, None, None], alpha=2).expand(-1, beam, -1)
     return torch.cat([around, entries[:beam, None].expand(pairs, -1, -1)], 2).flatten(0, 1)
 
@@ -545,8 +546,8 @@ def compose_chosen(
     made, (weight, bias) = find_pairs(arena, around[..., 1:3]), arena.last
     entries, width = arena.entries[made], weight.shape[1]
     outer = arena.notes[around[..., ::3]].view(len(entries), -1)[:, width:-width]
-    halves = F.gelu(outer + arena.notes[made]).view(-1, width).to(weight.dtype)
-    torch.addmm(bias, halves, weight.T, out=entries.view(weight.dtype).view(-1, 2)[:, :1])
+    hidden = F.gelu(outer + arena.notes[made]).view(-1, width).to(weight.dtype)
+    torch.addmm(bias, hidden, weight.T, out=entries.view(weight.dtype).view(-1, 2)[:, :1])
     return entries.view(*around.shape)[..., :3]
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e4
@@ -565,10 +566,10 @@ def search_rows(
     most = 0 if rows.device.type == "cpu" else 1 << 20         # elsewhere, few launches
     noise = (noise_ahead(counts, beam, scores, generator, most)
              if encoder.training and encoder.noise else None)
-    kind, scores = logits.dtype, scores.double()               # for differences
+    kind, scores = logits.dtype, scores.double()               # see join_steps
     rows = pack_rows(rows, logits).view(len(order), beam, -1).mT
     entries = torch.arange(max(rows.shape[1], beam), device=rows.device)
-    table, keys = number_codes(entries, len(counts), beam), (
+    table, keys = choice_table(entries, len(counts), beam), (
         leaf_keys(len(arena.nodes), rows.device) if encoder.distinct else None)
     for step, going in enumerate(counts):
         if going < len(scores):
@@ -762,7 +763,7 @@ def collect_gradients(
     grad: Tensor,          # gradients at leaves and nodes, (L + M, D); completed in place
     plan: ReplayPlan,      # what was composed
     boxes: Tensor,         # from `mix_children`, (M, 6 D)
-    normed: tuple,         # what is normed, mean and scale, (M, ...) each
+    normed: tuple,         # input of the norm, its mean and scale, (M, ...) each
     at_hidden: Tensor,     # derivatives of the activation, (M, H); in place the gradients
 ) -> Tensor:               # gradients at the boxes, (M, 6 D)
     "Propagate gradients from parents to children, by decreasing height (crvnn Eq. 14-15)."

@@ -43,8 +43,8 @@ class Predictor(nn.Module):
         `sentences`: texts, lists of tokens or of token ids, or pairs of them for a classifier of
         pairs; `trees`: composition steps of each, for encoders that are given trees;
         `batch_tokens`: positions computed at a time, which limits memory. Returns predictions in
-        the order of the sentences. Raises ValueError for an empty sentence, an unknown token and
-        an encoder that finds no trees, TypeError for what is no sentence.
+        their order. Raises ValueError for an empty sentence, an unknown token and, with
+        `return_trees`, an encoder without trees; TypeError for other values than sentences.
 
         >>> load_pretrained("ebt_grc", "listops").predict(["[MAX 2 9 [MIN 4 7 ] 0 ]"])[0].label
         9
