@@ -11,7 +11,8 @@ from .registry import create_encoder, describe_encoder, list_encoders
 __doc__ = """Trees, recurrence and attention: the encoders of four papers with one interface.
 
 `list_encoders()` gives the names of the encoders, `describe_encoder(name)` the options of one, and
-`create_encoder(name, dim=...)` makes one. `help(create_encoder)` shows the interface.
+`create_encoder(name, dim=...)` makes one. `help(create_encoder)` shows the interface. Modules are
+imported by name: `from rvnnbook.tasks.classify import Classifier, load_pretrained`.
 
 reference   the models as the papers write them, for one sentence
 encoders    the same models for batches, as they are trained; built from `layers`

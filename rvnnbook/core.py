@@ -66,7 +66,7 @@ def check_choice(
 
 # %% ../nbs/implementations/conventions.ipynb #5f05e2f5
 class EncoderOutput(NamedTuple):
-    "Result of every encoder."
+    "Result of every encoder: one vector for each sentence, and what else it computes."
     root: Tensor                       # sentence vectors, (B, D)
     states: Tensor | None = None       # per-position states, (B, N, D), if the architecture has any
     loss: Tensor | float = 0.0         # scalar auxiliary loss, mean over the batch; 0 if none

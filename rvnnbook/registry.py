@@ -122,6 +122,7 @@ def read_weights(
 ) -> tuple[dict, dict]:        # name -> tensor of the whole model; how it was made
     "Committed weights of a headline run."
     from safetensors.torch import load
+    _find_encoder(name)                     # refuses an unknown one
     folder = importlib.resources.files("rvnnbook") / "weights"
     there = sorted(path.name.split(".")[0] for path in folder.iterdir()
                    if path.name.endswith(".safetensors")) if folder.is_dir() else []
@@ -140,6 +141,7 @@ def read_weights(
 # %% ../nbs/workshop/registry.ipynb #5261a4e6
 def create_encoder(
     name: str,                   # one of list_encoders(), or module:Class of your own
+    *,
     weights: str | None = None,  # load the weights of a trained model, such as "listops"
     **options,                   # of the architecture, such as dim=128; see describe_encoder(name)
 ) -> "Encoder":                  # an nn.Module
