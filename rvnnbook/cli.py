@@ -198,25 +198,33 @@ def _sweep(options):
 # %% ../nbs/workshop/cli.ipynb #d41c7a02
 def _add_predict(predict):
     predict.add_argument("encoder", help="of a trained model, such as ebt_grc")
-    predict.add_argument("weights", help="what it was trained on: listops or sst5")
-    predict.add_argument("file", nargs="?", default=0,
-                         help="a sentence on each line, or fields with tabs between them, of which "
-                              "the last is the sentence (default: standard input)")
+    predict.add_argument("weights", help="what it was trained on: listops, or sst5, with labels "
+                                         "from 0, very negative, to 4, very positive")
+    predict.add_argument("file", help="a sentence on each line, or fields with tabs between them, "
+                                      "of which the last is the sentence; - for standard input")
     _add_flags(predict, trees="with the tree that the model finds, in brackets")
 
 def _predict(options):
     "Label, probability and, if requested, tree of each line."
+    import re
     from itertools import tee
 
     from rvnnbook.show.trees import bracket_string
     from rvnnbook.tasks.classify import load_pretrained
     model = load_pretrained(options.encoder, options.weights)
-    with open(options.file, encoding="utf-8") as file:
+    name = options.file
+    if name != "-" and not Path(name).is_file():
+        raise ValueError(f"there is no file {name!r}")
+    with open(0 if name == "-" else name, encoding="utf-8-sig") as file:
         texts, read = tee(line.rpartition("\t")[2] for line in file)
-        for found in model.predict_stream(texts, return_trees=options.trees):
-            tokens = model.vocabulary.split(next(read))
-            tree = [bracket_string(found.tree, tokens)] if options.trees else []
-            yield "\t".join([str(found.label), f"{max(found.probabilities):.4f}", *tree])
+        try:
+            for found in model.predict_stream(texts, return_trees=options.trees):
+                tokens = model.vocabulary.split(next(read))
+                tree = [bracket_string(found.tree, tokens)] if options.trees else []
+                yield "\t".join([str(found.label), f"{max(found.probabilities):.4f}", *tree])
+        except ValueError as error:
+            raise ValueError(re.sub(r"^sentence (\d+)", lambda match: f"{name}, line "
+                                    f"{int(match[1]) + 1}", str(error))) from None
 
 # %% ../nbs/workshop/cli.ipynb #055ccee8
 def parser() -> argparse.ArgumentParser:

@@ -1,5 +1,6 @@
 "Predictions: the same alone and in a list, in the given order, in bounded memory; and what is refused."
 import copy
+import math
 import pickle
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from rvnnbook.core import simple_tree
 from rvnnbook.data.batches import Vocabulary, read_sentence, token_batches
 from rvnnbook.data.listops import VOCABULARY, bracketed, make_split, tokenize, write_listops
 from rvnnbook.registry import create_encoder
-from rvnnbook.show.trees import bracket_string, tree_spans
-from rvnnbook.tasks.classify import Classifier, Predictor, class_probabilities, load_pretrained, predict_labels
+from rvnnbook.show.trees import bracket_string, tree_drawing, tree_spans
+from rvnnbook.tasks.classify import Classifier, Predictor, class_probabilities, cross_entropy, load_pretrained, predict_labels
 from rvnnbook.tasks.pair import PairClassifier
 from tests.pretend_device import PretendDevice
 from tests.test_encoders import GIVEN_TREES, NAMES, every, make
@@ -242,8 +243,30 @@ def test_the_command_labels_lines(tmp_path, capsys):
     assert lines == [[str(one.label), f"{max(one.probabilities):.4f}", bracket_string(one.tree, e.tokens)] for one, e in zip(found, sample)]
     path.write_text("[MAX 2 9 ]\n\n")
     assert main(["predict", "ebt_grc", "listops", str(path)]) == 2
-    assert capsys.readouterr().err == "rvnnbook: sentence 1: a sentence needs at least one token\n"
-    assert main(["predict", "ebt_grc", "listops", str(tmp_path / "none")]) == 1
-    done = subprocess.run([sys.executable, "-m", "rvnnbook", "predict", "crvnn", "listops"], input="[MAX 2 9 ]\n7", text=True,
+    assert capsys.readouterr().err == f"rvnnbook: {path}, line 2: a sentence needs at least one token\n"
+    assert main(["predict", "ebt_grc", "listops", "--trees", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"rvnnbook: there is no file {str(tmp_path / 'none')!r}\n"
+    done = subprocess.run([sys.executable, "-m", "rvnnbook", "predict", "crvnn", "listops", "-"], input="[MAX 2 9 ]\n7", text=True,
                           capture_output=True)
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["9", "7"], done.stderr
+
+
+def test_composition_steps_must_fit_their_sentence():
+    model = Classifier(create_encoder("rvnn", dim=4), 5, 3)
+    with pytest.raises(ValueError, match=r"^sentence 1: \[3\] tokens, but \[2\] steps in trees$"):
+        model.predict([[1, 2], [1, 2, 3]], trees=[[1, 0], [1, 0]])
+
+
+def test_labels_of_two_classes_are_checked():
+    with pytest.raises(ValueError, match="labels of two classes are 0 and 1, got 2"):
+        cross_entropy(torch.zeros(2, 1), torch.tensor([1, 2]))
+    assert cross_entropy(torch.zeros(2, 1), torch.tensor([1, 0])).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("draw", [bracket_string, tree_drawing])
+def test_drawings_need_a_step_for_each_token(draw):
+    with pytest.raises(ValueError, match="^2 composition steps, but 3 tokens; split the text first$"):
+        draw([1, 0], "7 8")
+    with pytest.raises(ValueError, match="^2 composition steps, but 3 tokens$"):
+        draw([1, 0], ["7", "8", "9"])
+    assert draw([1, 0, 0], ["7", "8"]) == draw([1, 0], ["7", "8"])

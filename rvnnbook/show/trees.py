@@ -38,13 +38,20 @@ def tree_spans(
     return parents
 
 # %% ../../nbs/workshop/trees.ipynb #a5316f90
+def _own_steps(steps, tokens):
+    "Composition steps without padding, if there is one for each token."
+    if len(steps) < len(tokens):
+        hint = "; split the text first" if isinstance(tokens, str) else ""
+        raise ValueError(f"{len(steps)} composition steps, but {len(tokens)} tokens{hint}")
+    return list(steps)[:len(tokens)]
+
 def bracket_string(
     steps: Sequence[int],   # round in which each position is sent right, (n,) or padded
     tokens: Sequence,       # texts of the leaves, (n,)
 ) -> str:                   # one bracket a parent
     "Format a tree with brackets."
     opened, closed = [0] * len(tokens), [0] * len(tokens)
-    for first, _, last, _ in tree_spans(list(steps)[:len(tokens)]):
+    for first, _, last, _ in tree_spans(_own_steps(steps, tokens)):
         opened[first] += 1
         closed[last] += 1
     return " ".join("(" * o + str(token) + ")" * c for o, token, c in zip(opened, tokens, closed))
@@ -167,7 +174,7 @@ def tree_drawing(
     framed: Sequence = (),       # spans of parents to frame
 ) -> str:                        # an `<svg>` element
     "Draw a binary tree, each parent as high as its round."
-    steps, tokens = list(steps)[:len(tokens)], [str(token) for token in tokens]
+    steps, tokens = _own_steps(steps, tokens), [str(token) for token in tokens]
     drawn = {(first, last) for first, _, last, round_ in tree_spans(steps)
              if upto is None or round_ <= upto}
     marks, places, size = tree_marks(steps, tokens, drawn, labels or {}, marked)

@@ -22,13 +22,18 @@ from ..data.listops import VOCABULARY, tokenize
 from ..data.text import UNKNOWN, lower_words
 from ..registry import create_encoder, read_weights
 
-# %% ../../nbs/implementations/heads.ipynb #7c20be05
+# %% ../../nbs/implementations/heads.ipynb #7c20be0b
 class Prediction(NamedTuple):
-    "What a classifier predicts for one sentence, or for one pair of sentences."
+    """What a classifier predicts for one sentence, or for one pair of sentences.
+
+    A tree is given as composition steps: the round in which each token is sent to its right, and 0
+    for the last. `core.tree_from_steps` makes nested pairs of them, and `show.trees.tree_drawing`
+    draws them above `model.vocabulary.split(text)`."""
     label: int                     # the most probable class
     probabilities: list[float]     # of all classes, (classes,)
     tree: list | None = None       # composition steps, (n,), of a pair two such lists; if requested
 
+# %% ../../nbs/implementations/heads.ipynb #7c20be05
 class Predictor(nn.Module):
     "Base class of classifiers: labels, probabilities and trees of any number of sentences."
     encoder: Encoder
@@ -45,6 +50,7 @@ class Predictor(nn.Module):
         `batch_tokens`: positions computed at a time, which limits memory. Returns predictions in
         their order. Raises ValueError for an empty sentence, an unknown token and, with
         `return_trees`, an encoder without trees; TypeError for other values than sentences.
+        A vocabulary with an unknown token takes any word.
 
         >>> load_pretrained("ebt_grc", "listops").predict(["[MAX 2 9 [MIN 4 7 ] 0 ]"])[0].label
         9
@@ -80,9 +86,12 @@ def read_examples(
                      for side in (sentence if pairs else [sentence])]
             if len(sides) != model.sides:
                 raise ValueError(f"expected a pair of sentences, got {len(sides)}")
+            taken = steps if pairs or steps is None else [steps]
+            if taken and (counts := [*map(len, taken)]) != [*map(len, sides)]:
+                raise ValueError(f"{[*map(len, sides)]} tokens, but {counts} steps in trees")
         except (TypeError, ValueError) as error:
             raise type(error)(f"sentence {number}: {error}") from None
-        yield sides, steps if pairs or steps is None else [steps]
+        yield sides, taken
 
 # %% ../../nbs/implementations/heads.ipynb #7c20be07
 @torch.no_grad()
@@ -116,7 +125,7 @@ def predict_batch(
 
 # %% ../../nbs/implementations/heads.ipynb #5c0f1a7e
 class ClassifierOutput(NamedTuple):
-    "What a classifier returns."
+    "What a classifier returns; `predict_labels` gives the labels of any number of classes."
     logits: Tensor             # one score a class, (B, classes), or (B, 1) for two classes
     loss: Tensor | float       # auxiliary loss, plus the cross-entropy if labels are given
     encoding: EncoderOutput    # of the encoder: root, states, loss, trace
@@ -190,6 +199,8 @@ def cross_entropy(
 ) -> Tensor:               # scalar, nats
     "Mean cross-entropy of the true labels."
     if scores.shape[1] == 1:
+        if labels.is_cpu and (wrong := labels[(labels != 0) & (labels != 1)]).numel():
+            raise ValueError(f"labels of two classes are 0 and 1, got {wrong[0].item()}")
         return F.binary_cross_entropy_with_logits(scores[:, 0], labels.to(scores.dtype))
     return F.cross_entropy(scores, labels)
 
