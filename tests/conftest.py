@@ -16,8 +16,14 @@ torch.set_num_threads(1)                     # many small operations: threads wo
 
 
 @pytest.fixture(autouse=True)
-def usual_signals():
-    "Handlers as before a test: `rvnnbook run` leaves stop signals ignored, because its process then ends."
+def usual_process(monkeypatch):
+    "Signal handlers and folders as before a test: `rvnnbook run` sets them for the rest of its process."
+    for name in ("RVNNBOOK_DATA", "RVNNBOOK_RUNS"):
+        if name in os.environ:
+            monkeypatch.setenv(name, os.environ[name])
+        else:
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)             # at the end of the test it is absent again
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():

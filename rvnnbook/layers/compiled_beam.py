@@ -188,9 +188,12 @@ def write_nodes(
         place, outer_left, outer_right = places[b, k], around[b, k, 0], around[b, k, 3]
         arena[place, :dim], arena[place, dim:] = nodes[r], halves[r]
         at, logits = picks[b, k], new.logits[b, k]
-        logits[at] = bias + score_pair(arena[outer_left, dim + half:], halves[r, :half], weight)
-        logits[at + 1] = bias + score_pair(halves[r, half:], arena[outer_right, dim:dim + half],
-                                           weight)
+        logits[at] = logits[at + 1] = -np.inf                  # of a pair with the sentinel
+        if outer_left:
+            logits[at] = bias + score_pair(arena[outer_left, dim + half:], halves[r], weight[:-1])
+        if outer_right:
+            logits[at + 1] = bias + score_pair(halves[r, half:], arena[outer_right, dim:],
+                                               weight[:-1])
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #7530f6af
 @torch.no_grad()
