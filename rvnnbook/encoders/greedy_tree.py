@@ -36,10 +36,10 @@ def _replace_position(links: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
 def _search_layout(lengths: Tensor, order: Tensor, width: int) -> tuple[Tensor, ...]:
     """Places of a search, N + 2 to a sentence, an end first and last.
 
-    The last token of every sentence is the last but one: so the places of pairs, those of their
-    left members, are the same columns in all sentences.
+    The last token of every sentence is at the last place but one. A pair is stored at the place of
+    its left member, so pairs have the same columns in all sentences.
 
-    `lengths`: tokens, never rising, (B,); `order`: which sentence each one is, (B,); `width`: N.
+    `lengths`: tokens, longest first, (B,); `order`: which sentence each one is, (B,); `width`: N.
     Returns: the token at each place, (P,); left and right neighbors, (2, P); left members of all
     pairs; whether there is a token, (P,) bool.
     """
