@@ -65,7 +65,7 @@ def _hint(name, option, known):
 def _find_encoder(name):
     "Class of an encoder, names of its options, options that define the variant."
     if ":" in name:
-        from rvnnbook.encoders.own import load_own
+        from rvnnbook.own import load_own
         make = load_own(name)
         return make, list(inspect.signature(make).parameters), {}
     if name not in ENCODERS:
@@ -167,7 +167,7 @@ def create_encoder(
     _check_values(name, make, fixed, options)
     encoder = make(**fixed, **options)
     if ":" in name:
-        from rvnnbook.encoders.own import OwnEncoder, check_promises
+        from rvnnbook.own import OwnEncoder, check_promises
         return check_promises(OwnEncoder(encoder, options["dim"], name))
     try:
         if weights:

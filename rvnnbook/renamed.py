@@ -136,7 +136,7 @@ def refuse_old_names(
 
 # %% ../nbs/workshop/renamed.ipynb #7f1c3ab2
 MOVED = {"encoders.compiled_beam": "layers.compiled_beam",      # module -> where it is now
-         "encoders.parent_beam": "layers.parent_beam"}
+         "encoders.own": "own", "encoders.parent_beam": "layers.parent_beam"}
 
 class _RenamingLoader(SourceFileLoader):
     "Loads a module and has it refuse its old names."

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ["core.py", "layers/*.py", "encoders/*.py", "data/*.py", "tasks/*.py"]
+ROOMS = ["core.py", "own.py", "layers/*.py", "encoders/*.py", "data/*.py", "tasks/*.py"]
 KINDS = ["zeros", "first"]
 NOT_ASKED = {"test_mutants.py", "test_site.py", "test_show.py", "test_run.py", "test_book.py", "test_cli.py", "test_registry.py"}
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "build", "node_modules", "runs", "__pycache__", ".hypothesis", ".pytest_cache",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rvnnbook.core import EncoderOutput
-from rvnnbook.encoders.own import OwnEncoder, check_promises, load_own, source_hash
+from rvnnbook.own import OwnEncoder, check_promises, load_own, source_hash
 from rvnnbook.lab.settings import ParameterError, check_parameters
 from rvnnbook.registry import create_encoder, encoder_options
 from rvnnbook.show.leaderboard import read_leaderboard, write_leaderboard
