@@ -23,7 +23,7 @@ from rvnnbook.encoders.ordered_memory import OrderedMemory
 from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.encoders.rir import RIR
-from rvnnbook.encoders.rir_beam import RIRBeam, cut_level, nested_search
+from rvnnbook.encoders.rir_beam import RIRBeam, _cut_level, nested_search
 from rvnnbook.lab.subjects import beam_step, crvnn_literal
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.cells import ACTIVATIONS
@@ -194,13 +194,13 @@ def read_alone(module: RIRBeam, x: torch.Tensor, inputs: dict, mask: torch.Tenso
     of the longest one and draws anew after each of them: here they get their recorded draws, and are drawn anew as often as there."""
     leaves, found, counts, width = module.leaf_norm(module.leaf(module.s4d(x, mask) if module.s4d else x)), [], [], mask.shape[1]
     while width > 1 and "rba_idx.0" in inputs:
-        counts.append(int(cut_level(torch.tensor([width]), module.arity, "late")[1]))
+        counts.append(int(_cut_level(torch.tensor([width]), module.arity, "late")[1]))
         width = counts[-1]
     draws = [inputs[f"rba_idx.{level}"].long().view(len(x), count, -1) for level, count in enumerate(counts[:-1])]
     for row, length in enumerate(mask.sum(1)):
         given, widths = [], length[None]
         for drawn in draws:
-            widths = cut_level(widths, module.arity, "late")[1]
+            widths = _cut_level(widths, module.arity, "late")[1]
             given.append(drawn[row, :int(widths)])
         search = nested_search if module.inference == "nested" else search_and_replay
         with recorded_draws(given):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.lab.subjects import geometric_window, windows
-from rvnnbook.layers.attention import NearestMatch, geometric_attention, geometric_literal, outward_order, seen_keys, sums_before
+from rvnnbook.layers.attention import NearestMatch, geometric_attention, geometric_literal, _outward_order, seen_keys, _sums_before
 from rvnnbook.layers.neighbors import neighbor_weights
 
 many = settings(deadline=None, max_examples=60)
@@ -74,7 +74,7 @@ def test_the_literal_form_is_the_walk(rows):
 @DIRECTIONS
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 9])
 def test_the_order_is_the_walk(n, direction):
-    order = outward_order(n)
+    order = _outward_order(n)
     assert order.dtype == torch.int64 and order.shape == (n, n)
     for i, (own, *row) in enumerate(order.tolist()):
         assert own == i and row == list(walk(i, n))
@@ -88,9 +88,9 @@ def test_the_order_is_the_walk(n, direction):
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_sums_before(n):
     values = drawn(2, n, n).masked_fill(torch.eye(n, dtype=torch.bool), 0)
-    order = outward_order(n)
+    order = _outward_order(n)
     for table, backwards in ((order, False), (order.flip(-1).roll(1, -1), True)):
-        found = sums_before(values, table)
+        found = _sums_before(values, table)
         for i in range(n):
             row = list(walk(i, n))[::-1] if backwards else list(walk(i, n))
             assert not found[:, i, i].any()
@@ -375,17 +375,17 @@ def test_two_tables_are_kept():
 
 
 def test_orders_are_made_once_and_serve_everywhere():
-    outward_order.cache_clear()
+    _outward_order.cache_clear()
     with torch.inference_mode():
         geometric_attention(torch.zeros(1, 7, 7))
         geometric_window(torch.zeros(1, 7, 7))
-    made = outward_order.cache_info().misses
+    made = _outward_order.cache_info().misses
     for form in (geometric_attention, geometric_window):
         logits = torch.zeros(1, 7, 7, requires_grad=True)
         form(logits).sum().backward()
         assert logits.grad.isfinite().all()
-    assert outward_order.cache_info().misses == made and outward_order.cache_info().maxsize is not None
-    assert not outward_order(7).is_inference() and outward_order(7, "cpu").device.type == "cpu"
+    assert _outward_order.cache_info().misses == made and _outward_order.cache_info().maxsize is not None
+    assert not _outward_order(7).is_inference() and _outward_order(7, "cpu").device.type == "cpu"
 
 
 def test_a_function_of_its_own_way_back():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, pad_batch, padding_gap
-from rvnnbook.layers.compiled_beam import (COMPILE_MIN_LENGTH, top_places, choose_pairs, choose_search, compiled_search, gate_and_norm,
-                                             Beams, score_pair, select_pairs)
+from rvnnbook.layers.compiled_beam import (COMPILE_MIN_LENGTH, top_places, _choose_pairs, choose_search, compiled_search, _gate_and_norm,
+                                             Beams, _score_pair, select_pairs)
 from rvnnbook.layers import tree_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.layers.cells import GRC
@@ -64,7 +64,7 @@ def near_tie(encoder, leaves, lengths):
 @example([-np.inf, 700.0])
 @example([-800.0, -800.0])
 def test_log_sum(values):
-    *_, norms, _ = choose_pairs(np.array([[0, *values, 0]]), len(values) + 1, np.zeros(1), np.empty((1, 0)), np.empty(0), 1)
+    *_, norms, _ = _choose_pairs(np.array([[0, *values, 0]]), len(values) + 1, np.zeros(1), np.empty((1, 0)), np.empty(0), 1)
     assert norms[0] == pytest.approx(float(torch.tensor(values, dtype=torch.float64).logsumexp(0)), rel=1e-14)
 
 
@@ -107,24 +107,24 @@ def test_cell_and_scorer_are_those_of_the_encoder(dim, rows, seed):
     with torch.no_grad():
         cell.norm.weight.normal_(), cell.norm.bias.normal_()
         parts = cell.w2(cell.activation(cell.w1(below)))
-        found = gate_and_norm(parts.numpy(), below.numpy(), cell.norm.weight.numpy(), cell.norm.bias.numpy(), cell.norm.eps)
+        found = _gate_and_norm(parts.numpy(), below.numpy(), cell.norm.weight.numpy(), cell.norm.bias.numpy(), cell.norm.eps)
         left, right = below.chunk(2, 1)
         assert_close(torch.from_numpy(found), cell(left, right), rtol=1e-9, atol=1e-11)
         as_right, as_left = torch.nn.functional.linear(below.view(-1, dim), *scorer.split()).chunk(2, 1)
-        score = score_pair(as_left[0].numpy(), as_right[1].numpy(), scorer[1].weight[0].numpy()) + float(scorer[1].bias)
+        score = _score_pair(as_left[0].numpy(), as_right[1].numpy(), scorer[1].weight[0].numpy()) + float(scorer[1].bias)
         assert score == pytest.approx(float(scorer(left[0], right[0])), rel=1e-10, abs=1e-12)
 
 
 def test_equal_pairs_are_taken_in_their_order():
     scores = np.array([0.0, -np.inf, -np.inf])
-    parents, norms, picks = choose_pairs(np.zeros((3, 7)), 6, scores, np.empty((3, 0)), np.empty(0), 3)
+    parents, norms, picks = _choose_pairs(np.zeros((3, 7)), 6, scores, np.empty((3, 0)), np.empty(0), 3)
     assert picks.tolist() == [0, 1, 2] and parents.tolist() == [0, 0, 0]
     assert scores == pytest.approx(-np.log(5)) and norms == pytest.approx(np.log(5))
 
 
 def test_hypotheses_that_do_not_exist_stay_away():
     scores = np.array([-1.0, -np.inf])
-    parents, _, picks = choose_pairs(np.array([[-np.inf, 2.0, -np.inf], [-np.inf, 9.0, -np.inf]]), 2, scores, np.empty((2, 0)), np.empty(0), 1)
+    parents, _, picks = _choose_pairs(np.array([[-np.inf, 2.0, -np.inf], [-np.inf, 9.0, -np.inf]]), 2, scores, np.empty((2, 0)), np.empty(0), 1)
     assert scores.tolist() == [-1.0, -np.inf] and parents.tolist() == [0, 0] and picks.tolist() == [0, 0]
 
 

@@ -24,7 +24,7 @@ from rvnnbook.encoders.crvnn import (
     extract_trees,
     halt_penalty,
     modulated_sigmoid,
-    plain_sigmoid,
+    _plain_sigmoid,
     modulated_sigmoid_exp,
 )
 from rvnnbook.lab.subjects import crvnn_literal
@@ -288,7 +288,7 @@ def test_certain_neighbors_share_less_than_one(n, seed, rule):
 
 def test_plain_scores_share_nothing():
     "So the test above would notice."
-    assert (plain_sigmoid(torch.full((1, 2), 4.), torch.tensor(True)) > 0.9).all()
+    assert (_plain_sigmoid(torch.full((1, 2), 4.), torch.tensor(True)) > 0.9).all()
 
 
 @pytest.mark.parametrize("rule", DENSE)

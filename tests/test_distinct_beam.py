@@ -15,7 +15,7 @@ from rvnnbook import create_encoder
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.layers import tree_search
 from rvnnbook.layers.compiled_beam import COMPILE_MIN_LENGTH, choose_search
-from rvnnbook.encoders.distinct_beam import beam_states, beam_use, common_steps, count_distinct, find_duplicates
+from rvnnbook.encoders.distinct_beam import beam_states, beam_use, _common_steps, count_distinct, find_duplicates
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.lab.subjects import literal_search, next_states
 from rvnnbook.layers.tree_search import (
@@ -389,7 +389,7 @@ def test_common_steps(sizes, beam, seed, train, distinct):
     sizes = torch.tensor(sorted(sizes, reverse=True))
     leaves = torch.randn(len(sizes), int(sizes[0]), DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     log = arena_search(make(seed, beam, train=train, distinct=distinct), leaves, sizes, torch.Generator().manual_seed(seed))
-    slots = common_steps(survivors([log])[0], sizes)
+    slots = _common_steps(survivors([log])[0], sizes)
     for row, n in enumerate(sizes.tolist()):
         ways = []
         for slot in (log.scores[row] > -torch.inf).nonzero()[:, 0].tolist():
@@ -418,7 +418,7 @@ def test_silence_before_the_common_ancestor(seed, distinct):
     ear.remove()
     with torch.no_grad():
         log = arena_search(encoder, encoder.leaf_norm(encoder.leaf(x)), torch.tensor([n]))
-    common = int(common_steps(survivors([log])[0], torch.tensor([n])))
+    common = int(_common_steps(survivors([log])[0], torch.tensor([n])))
     trees = int(count_distinct(beam_states(log, torch.tensor([n]), distinct))[-1])
     loudest = torch.stack([scores.grad.abs().max() for scores in heard[:-1]])
     assert (loudest[:common] < 1e-14).all()
@@ -447,7 +447,7 @@ def test_what_a_beam_is_used_for(sizes, beam, seed, distinct):
         rows = [[row for row, there in zip(*step) if there] for step in zip(rows_in(log, n), filled)]
         repeats = [1 - len(set(step)) / len(step) for step in rows]
         trees = len(set(rows[-1])) if rows else 1
-        common = int(common_steps(survivors([log])[0], only))
+        common = int(_common_steps(survivors([log])[0], only))
         assert float(use["repeats"][row]) == pytest.approx(sum(repeats) / max(1, n - 1), abs=1e-6)
         assert int(use["trees"][row]) == trees
         unheard = 1 if trees == 1 or common >= n - 2 else common / (n - 2)

@@ -14,7 +14,7 @@ from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.lab.subjects import literal_search
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.tree_search import (
-    active_counts, arena_search, choose_proposals, final_trees, hash_pair, initial_scores, label_nodes, LineageScores, merge_rows, pack_rows, plan_replay, replay, Search,
+    active_counts, arena_search, choose_proposals, _final_trees, hash_pair, initial_scores, label_nodes, LineageScores, _merge_rows, _pack_rows, plan_replay, replay, Search,
     search_and_replay, survivors)
 from tests.helpers import DIM, answers, assert_same, batch_of
 
@@ -159,9 +159,9 @@ def test_merging_a_row(width, data):
     pick = data.draw(st.integers(0, width - 2))
     row, pairs = [0, *range(1, width + 1), 0], [float(j) for j in range(width + 1)]
     left, right = torch.tensor([-1.0, -2.0]).view(torch.int32).tolist()
-    packed = pack_rows(torch.tensor([row]), torch.tensor([pairs]))
-    rows = merge_rows(packed.mT[None], 2 * pick + torch.arange(7)[None, :, None],
-                      torch.tensor([[[left], [99], [right]]], dtype=torch.int32), torch.arange(2 * width + 2))[0].mT
+    packed = _pack_rows(torch.tensor([row]), torch.tensor([pairs]))
+    rows = _merge_rows(packed.mT[None], 2 * pick + torch.arange(7)[None, :, None],
+                       torch.tensor([[[left], [99], [right]]], dtype=torch.int32), torch.arange(2 * width + 2))[0].mT
     row[pick + 1:pick + 3] = [99]
     pairs[pick:pick + 3] = [-1.0, -2.0]
     assert rows[:, ::2].tolist() == [row] and rows[:, 1:-2:2].view(torch.float32).tolist() == [pairs]
@@ -207,7 +207,7 @@ def test_twins_are_replayed_once():
     log = arena_search(encoder, leaves, sizes)
     lines, = survivors([log])
     heights, keys = label_nodes([lines], len(log.arena.nodes))
-    trees = [tree_from_steps(steps) for steps in final_trees([lines], log.roots, sizes)[0].tolist()]
+    trees = [tree_from_steps(steps) for steps in _final_trees([lines], log.roots, sizes)[0].tolist()]
 
     def inner(tree):
         return {tree} | inner(tree[0]) | inner(tree[1]) if isinstance(tree, tuple) else set()

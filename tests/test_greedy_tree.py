@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders.greedy_tree import (
-    GreedyTree, TreeParts, _drawn_trace, drawn_trees, find_trees, _replace_position, tree_noise)
+    GreedyTree, TreeParts, _drawn_trace, _drawn_trees, _find_trees, _replace_position, tree_noise)
 from rvnnbook.layers.given_trees import compose_by_height, compose_tree
 from rvnnbook.layers.tree_search import merge_pairs
 from tests.helpers import on_page
@@ -153,7 +153,7 @@ def test_ties_go_to_the_left(rows, modulus, hands_over):
 
     seen = []
     root, rounds = easy_first(leaves, mask, added, weigh, greedily)
-    told, found = build_tree_trace(rounds, mask), find_trees(leaves, mask, added, weigh, seen)
+    told, found = build_tree_trace(rounds, mask), _find_trees(leaves, mask, added, weigh, seen)
     assert found.equal(told["trees"]) and compose_by_height(leaves, found, mask, added).equal(root)
     assert (not seen and not told["scores"].numel()) or torch.stack(seen).equal(told["scores"])
     for b, row in enumerate(rows):
@@ -165,7 +165,7 @@ def test_all_equal_is_left_branching():
     "Equal scores throughout: the leftmost pair, every time."
     mask = length_mask(torch.tensor([6, 3]))
     flat = lambda left, right: (torch.zeros(left.shape[:-1]), None)
-    found = find_trees(torch.randn(2, 6, 2), mask, torch.add, flat)
+    found = _find_trees(torch.randn(2, 6, 2), mask, torch.add, flat)
     assert found.tolist() == [simple_tree("left", 6), simple_tree("left", 3) + [0] * 3]
 
 
@@ -222,7 +222,7 @@ def test_compositions_grow_with_the_length(scorer, most):
     for n in (10, 40):
         leaves, mask = torch.randn(2, n, DIM, dtype=torch.float64), torch.ones(2, n, dtype=torch.bool)
         rows.clear()
-        find_trees(leaves, mask, encoder.grc, encoder.weigh)
+        _find_trees(leaves, mask, encoder.grc, encoder.weigh)
         assert sum(rows) <= 2 * most * (n - 1) and sum(rows) >= 2 * (n - 1)
         rows.clear()
         easy_first(leaves, mask, encoder.grc, encoder.weigh, greedily)
@@ -342,7 +342,7 @@ def test_pairs_composed_once_equal_the_literal_loop(scorer, sizes, seed, tempera
     x, mask = batch_of(sizes, seed, 1)
     leaves, noise = encoder.leaves(x.nan_to_num()).detach().requires_grad_(), tree_noise(mask, generator(seed))
     root, rounds = literal_root(encoder, leaves, mask, noise)
-    once, table, order = drawn_trees(encoder, leaves, mask, noise, temperature)
+    once, table, order = _drawn_trees(encoder, leaves, mask, noise, temperature)
     torch.testing.assert_close(once, root, rtol=0, atol=1e-12)
     torch.testing.assert_close(_drawn_trace(table, order, mask), build_tree_trace(rounds, mask))
     inputs = [leaves, *encoder.grc.parameters(), *encoder.scorer.parameters()]
@@ -355,7 +355,7 @@ def test_a_pair_keeps_the_units_that_dropout_gave_it(scorer):
     encoder = make(3, scorer=scorer, choice="gumbel", dropout=0.4)
     x, mask = batch_of([7, 7, 7], 3)
     leaves, noise = encoder.leaves(x).detach().requires_grad_(), tree_noise(mask, generator(3))
-    once, table, order = drawn_trees(encoder, leaves, mask, noise, 1.0)
+    once, table, order = _drawn_trees(encoder, leaves, mask, noise, 1.0)
     pairs = iter([table.rounds[t][1][order.argsort()] for t in range(6)])
 
     def weigh(left, right):
@@ -373,7 +373,7 @@ def test_a_pair_keeps_the_units_that_dropout_gave_it(scorer):
 
 def test_drawn_trees_compose_about_three_times_the_length():
     encoder, (x, mask) = make(choice="gumbel"), batch_of([20, 20], 0)
-    *_, table, _ = drawn_trees(encoder, encoder.leaves(x), mask, tree_noise(mask), 1.0)
+    *_, table, _ = _drawn_trees(encoder, encoder.leaves(x), mask, tree_noise(mask), 1.0)
     assert len(table.scores) == 2 * (3 * 20 - 4)
 
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from rvnnbook.layers import neighbors_linear
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_MAX_LENGTH, LINEAR_RETRIEVERS, StickBreakingRetriever, CumulativeRetriever, block_sums, decayed_sums,
+from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_MAX_LENGTH, LINEAR_RETRIEVERS, StickBreakingRetriever, CumulativeRetriever, _block_sums, decayed_sums,
                                               _existence_units, retrieve_exp, _retrieved_logs, _log_decayed_sums, log_sums,
                                               neighbor_retrievers, _rows_at, _receiver_windows, _unit_windows)
 
@@ -313,14 +313,14 @@ def test_sums_over_windows(windows):
         assert_close((log_sums(parts, first, stop).exp()), torch.stack([torch.stack([part[:, i:j].exp().sum(1) for i, j in
                      zip(first[0].tolist(), stop[0].tolist())], 1) for part in parts]), rtol=1e-13, atol=1e-13)
         if (first.diff() >= 0).all() and (stop.diff() >= 0).all():
-            assert torch.equal(block_sums(values, first, stop), expected)
-            assert torch.equal(block_sums(values.float(), first, stop), expected.float())
+            assert torch.equal(_block_sums(values, first, stop), expected)
+            assert torch.equal(_block_sums(values.float(), first, stop), expected.float())
 
 
 @pytest.mark.parametrize("length", [1, 2, BLOCK, 2 * BLOCK])
 def test_sum_over_everything(length):
     values, first, stop = torch.ones(1, length, 1), torch.zeros(1, length, dtype=torch.int64), torch.full((1, length), length)
-    assert (block_sums(values, first, stop) == length).all()
+    assert (_block_sums(values, first, stop) == length).all()
     assert_close(log_sums(torch.zeros(1, length), first, stop), torch.full((1, length), math.log(length)))
     assert (log_sums(torch.zeros(1, length), first, first) == -torch.inf).all()
     assert log_sums(torch.zeros(0, length), first[:0], stop[:0]).shape == (0, length)

@@ -12,8 +12,8 @@ from rvnnbook.encoders.ordered_memory import (
     compose_slots,
     likely_heights,
     read_memory,
-    slot_trees,
-    steps_from_heights,
+    _slot_trees,
+    _steps_from_heights,
 )
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.chunks import STARTS, fold_prefixes
@@ -83,7 +83,7 @@ def test_every_row_of_heights_is_a_tree(heights):
     tree = run_stack(heights, range(len(heights)), nest)
     assert stack_heights(tree) == heights
     assert tree_from_steps(steps_from_tree(tree)) == tree
-    assert steps_from_heights(heights) == steps_from_tree(tree)
+    assert _steps_from_heights(heights) == steps_from_tree(tree)
 
 
 @pytest.mark.parametrize("heights, said", [([1], "got height 1"), ([0, 2], "from 1 to 1, got 2"), ([0, 1, 0], "from 1 to 2, got 0"),
@@ -125,7 +125,7 @@ def test_certain_choices_fold_a_tree(batch, spare, seed):
     expected = compose_by_height(x, trees, mask, cell)
     assert_close(root, expected)
     assert_close(slopes(root, (x,)), slopes(expected, (x,)))
-    assert torch.equal(slot_trees(shares, mask), trees)
+    assert torch.equal(_slot_trees(shares, mask), trees)
 
 
 @given(st.integers(1, 6), st.integers(0, 10**6), st.sampled_from([0.0, 1e-5, 0.3]))
@@ -311,7 +311,7 @@ def test_trace():
     memory, (x, mask) = make(slots=4), rows([6, 1, 3])
     out = memory(x, mask, trace=True)
     assert out.trace["slots"].shape == (3, 6, 4) and not out.trace["slots"].requires_grad
-    assert torch.equal(out.trace["trees"], slot_trees(out.trace["slots"], mask)) and not out.trace["trees"][~mask].any()
+    assert torch.equal(out.trace["trees"], _slot_trees(out.trace["slots"], mask)) and not out.trace["trees"][~mask].any()
     for row, n in zip(out.trace["trees"].tolist(), (6, 1, 3)):
         tree_from_steps(row[:n])
 

@@ -14,14 +14,14 @@ from rvnnbook.layers import parent_beam
 from rvnnbook.encoders.beam_tree import BeamTree
 from rvnnbook.layers.parent_beam import (
     PairLifetimes,
-    compose_neighbors,
-    parent_arena,
+    _compose_neighbors,
+    _parent_arena,
     search_parents,
-    trace_lifetimes,
+    _trace_lifetimes,
     initial_rows,
     lifetime_scores,
     parent_search,
-    place_step,
+    _place_step,
     merge_places,
 )
 from rvnnbook.lab.subjects import LiteralBeamTree, one_step
@@ -190,10 +190,10 @@ def test_every_place_holds_the_parent_of_its_children(sizes, beam, seed, entries
     encoder, (leaves, mask) = make(seed, beam), batch_of(sizes, seed)
     room = int((mask.sum(1) - 1).sum()) * (2 * beam + 1)
     with torch.no_grad():
-        arena = parent_arena(encoder, leaves[mask], room)
+        arena = _parent_arena(encoder, leaves[mask], room)
         if entries:
             arena.table = torch.zeros(entries, dtype=torch.int64)
-        _, scores, _ = search_states(initial_rows(arena, mask), mask.sum(1), beam, place_step(encoder, arena))
+        _, scores, _ = search_states(initial_rows(arena, mask), mask.sum(1), beam, _place_step(encoder, arena))
         made = slice(1 + int(mask.sum()), arena.used)
         left, right = arena.states[arena.children(made)].unbind(1)
         assert_close(arena.states[made], encoder.grc(left, right))
@@ -211,10 +211,10 @@ def test_every_place_holds_the_parent_of_its_children(sizes, beam, seed, entries
 def test_a_known_pair_is_not_composed_again():
     encoder, (leaves, mask) = make(), batch_of([4], 0)
     with torch.no_grad():
-        arena = parent_arena(encoder, leaves[mask], 9)
-        first = compose_neighbors(arena, torch.tensor([[[1, 2], [2, 3]], [[1, 2], [0, 4]]]))
+        arena = _parent_arena(encoder, leaves[mask], 9)
+        first = _compose_neighbors(arena, torch.tensor([[[1, 2], [2, 3]], [[1, 2], [0, 4]]]))
         assert arena.used == 5 + 2 and first.tolist() == [[5, 6], [5, 0]] and arena.children(slice(5, 7)).tolist() == [[1, 2], [2, 3]]
-        assert compose_neighbors(arena, torch.tensor([[2, 3], [5, 3], [4, 0]])).tolist() == [6, 7, 0] and arena.used == 8
+        assert _compose_neighbors(arena, torch.tensor([[2, 3], [5, 3], [4, 0]])).tolist() == [6, 7, 0] and arena.used == 8
         assert find_pairs(arena, torch.tensor([[3, 4], [1, 4], [3, 4]])).tolist() == [9, 8, 9] and arena.used == 10
         assert find_pairs(arena, torch.zeros(0, 2, dtype=torch.int64)).tolist() == [] and arena.used == 10
     assert arena.kept is None
@@ -223,7 +223,7 @@ def test_a_known_pair_is_not_composed_again():
 def test_rows_at_the_beginning():
     encoder, (leaves, mask) = make(), batch_of([3, 1, 2], 0)
     with torch.no_grad():
-        rows = initial_rows(parent_arena(encoder, leaves[mask], 20), mask)
+        rows = initial_rows(_parent_arena(encoder, leaves[mask], 20), mask)
     assert rows.dtype == torch.int64
     assert rows.tolist() == [[[1, 7, 0], [2, 8, 0], [3, 0, 0]], [[4, 0, 0], [0, 0, 0], [0, 0, 0]], [[5, 9, 0], [6, 0, 0], [0, 0, 0]]]
 
@@ -231,7 +231,7 @@ def test_rows_at_the_beginning():
 def test_only_the_pairs_beside_a_merge_are_new():
     encoder, (leaves, mask) = make(), batch_of([4, 4], 0)
     with torch.no_grad():
-        arena = parent_arena(encoder, leaves[mask], 20)
+        arena = _parent_arena(encoder, leaves[mask], 20)
         rows = initial_rows(arena, mask)[:, None].expand(-1, 2, -1, -1)        # pairs at 9 to 14
         rows = torch.stack([rows[:, 0], rows[:, 1] + torch.tensor([0, 0, 7])], 1)
         after, ended = merge_places(arena, rows[1:], torch.tensor([[1, 0, 1]]), torch.tensor([[1, 0, 2]]), 3)
@@ -256,7 +256,7 @@ def test_what_is_composed_is_linear():
 def test_lives(sizes, beam, seed, noise):
     "Retold from picks and origins with lists: which pairs ended, since when they were there, and log Z."
     leaves, mask, found = found_in(make(seed, beam, 2.0, noise=noise).train(), sizes, seed, torch.Generator().manual_seed(seed))
-    lives, arena = trace_lifetimes(found), found.arena
+    lives, arena = _trace_lifetimes(found), found.arena
     known = {tuple(pair): place for place, pair in reversed(list(enumerate(arena.children(slice(None)).tolist()))) if all(pair)}
     start = 1
     for b, n in enumerate(sizes):
@@ -289,7 +289,7 @@ def test_lives(sizes, beam, seed, noise):
 @given(lengths, beams, seeds)
 def test_plan_has_what_survivors_held(sizes, beam, seed):
     leaves, mask, found = found_in(make(seed, beam), sizes, seed)
-    lives, count = trace_lifetimes(found), int(mask.sum())
+    lives, count = _trace_lifetimes(found), int(mask.sum())
     plan = plan_replay([lives.lines], count, found.arena.used, found.arena.kept is None)
     held = lives.pairs.unique()
     held = held[held > 0]

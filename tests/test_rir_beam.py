@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, cut_level, nested_search, shared_arena, string_it)
+from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, _cut_level, nested_search, _shared_arena, string_it)
 from rvnnbook.lab.subjects import literal_nested
 from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_tree
@@ -156,7 +156,7 @@ def test_draws_of_a_sentence_are_its_own(form):
     leaves = torch.randn(4, 23, DIM, dtype=torch.float64)
     counts, widths = [], sizes
     while int(widths.max()) > 1:
-        widths = cut_level(widths, 3)[1]
+        widths = _cut_level(widths, 3)[1]
         counts.append(widths)
     draws = [torch.randint(0, 2, (int(count.sum()), 3)) for count in counts[:-1]]
     with recorded_draws(draws):
@@ -199,7 +199,7 @@ def test_the_layer_in_front_is_heard():
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(2, 9), rules)
 @few
 def test_levels_are_cut_sentence_by_sentence(widths, arity, rule):
-    (sizes, counts), expected = cut_level(torch.tensor(widths), arity, rule), []
+    (sizes, counts), expected = _cut_level(torch.tensor(widths), arity, rule), []
     for width in widths:
         size = chunk_size(width, arity, rule)
         expected += [min(size, width - at) for at in range(0, width, size)]
@@ -215,7 +215,7 @@ def test_strings_hold_different_combinations(found, arity, seed):
     scores = scores.masked_fill(torch.arange(beam) >= found[:, None], -torch.inf).log_softmax(-1)
     slots, counted = align(scores, "string", torch.zeros(len(found), dtype=torch.bool))
     assert torch.equal(counted, found)
-    sizes, _ = cut_level(torch.tensor([len(found)]), arity)
+    sizes, _ = _cut_level(torch.tensor([len(found)]), arity)
     below, there = string_it(sizes, slots, counted)
     total = sum_scores(scores, below, sizes)
     for start, size, taken, alive, sums in zip((sizes.cumsum(0) - sizes).tolist(), sizes.tolist(), below, there, total):
@@ -272,7 +272,7 @@ def test_a_short_last_chunk_takes_nothing_away():
 def test_a_table_that_forgets_changes_nothing():
     encoder, (x, _) = make(11, 5, 4), batch_of([17], 11)
     leaves = encoder.leaf_norm(encoder.leaf(x[0])).detach()
-    arena, small = shared_arena(encoder, leaves, 16), shared_arena(encoder, leaves, 16)
+    arena, small = _shared_arena(encoder, leaves, 16), _shared_arena(encoder, leaves, 16)
     small.table = small.table[:1]
     children = torch.tensor([[1, 2], [2, 3], [1, 2], [4, 5], [2, 3], [1, 2]])
     with torch.no_grad():
@@ -287,7 +287,7 @@ def test_a_table_that_forgets_changes_nothing():
 
 def test_dropout_shares_nothing():
     encoder = make(12, 3, 4, train=True, dropout=0.5)
-    arena = shared_arena(encoder, torch.randn(4, DIM).double(), 3)
+    arena = _shared_arena(encoder, torch.randn(4, DIM).double(), 3)
     with torch.no_grad():
         places = arena.places[find_pairs(arena, torch.tensor([[1, 2]] * 3))]
     assert len(set(places.tolist())) == 3 and (arena.states[places[0]] != arena.states[places[1]]).any()

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rvnnbook.core import simple_tree, tree_from_steps
 from rvnnbook.encoders.rvnn import RvNN
 from rvnnbook.layers.cells import GRC, TreeLSTMCell
-from rvnnbook.layers.given_trees import compose_by_height, compose_tree, number_nodes
+from rvnnbook.layers.given_trees import compose_by_height, compose_tree, _number_nodes
 from rvnnbook.reference.rvnn import existence_round
 from tests.test_core import boxed, leaves_of, played, random_steps
 
@@ -97,7 +97,7 @@ def test_order_of_leaves(rows):
 def test_numbers_of_nodes(rows):
     "Name every node by what it composes, and compare with the tree."
     trees, mask = boxed(rows)
-    children, counts, roots = number_nodes(trees, mask)
+    children, counts, roots = _number_nodes(trees, mask)
     nodes, parents = [(b, i) for b, row in enumerate(rows) for i in range(len(row))], iter(children)
     for count in counts:                          # a round composes nodes of the rounds before it, each of them once
         nodes += [(nodes[left], nodes[right]) for left, right in [next(parents) for _ in range(count)]]

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, _by_level, depth_gates,
-                                        _level_gates, self_iru_scans)
+                                        _level_gates, _self_iru_scans)
 from rvnnbook.lab.subjects import self_iru_literal
 from rvnnbook.registry import create_encoder
 
@@ -112,7 +112,7 @@ def test_the_unit_is_its_tree(depth, base, share, batch, length, dim, seed):
 def test_scans_are_the_loop(depth, share, batch, length, dim, seed, scale):
     x, flats, gates = hoisted(depth, share, batch, length, dim, seed, scale)
     wanted = [part.requires_grad_() for part in (x, gates, *sum(flats, ()))]
-    assert_same(with_slopes(lambda: self_iru_scans(x, flats, gates)[0], wanted), with_slopes(lambda: self_iru_literal(x, flats, gates), wanted))
+    assert_same(with_slopes(lambda: _self_iru_scans(x, flats, gates)[0], wanted), with_slopes(lambda: self_iru_literal(x, flats, gates), wanted))
 
 
 @pytest.mark.parametrize("depth, share", list(product(range(3), ("depth", "node"))))
@@ -123,7 +123,7 @@ def test_gradcheck(depth, share):
 
     def form(x, gates, *rest):
         memories, parts = rest[:depth + 1], rest[depth + 1:]
-        h, kept = self_iru_scans(x, [tuple(parts[at:at + 3]) for at in range(0, len(parts), 3)], gates, memories)
+        h, kept = _self_iru_scans(x, [tuple(parts[at:at + 3]) for at in range(0, len(parts), 3)], gates, memories)
         return h, *kept
     assert torch.autograd.gradcheck(form, given)
 
@@ -178,7 +178,7 @@ def test_a_step_by_hand():
     f, o, z = _level_gates([part[None] for part in flat], torch.tensor([[.5, .25]]), torch.cat(children)[None])
     assert_close(torch.cat([f, o, z]).flatten(), torch.tensor([.25, .75, .5]))
     leaf = [part.view(1, 1, 1, 1) for part in (f.logit(), o.logit(), z.atanh())]
-    h, (c,) = self_iru_scans(7 * one[None], [leaf], torch.zeros(1, 1, 0), [2 * one])
+    h, (c,) = _self_iru_scans(7 * one[None], [leaf], torch.zeros(1, 1, 0), [2 * one])
     assert_close(h.flatten(), torch.tensor([.75 * .875 + 7]))
     assert_close(c, torch.tensor([[.875]]))
 
@@ -191,7 +191,7 @@ def test_who_is_whose_child():
         assert [len(row) for row in cut[1:]] == [2 ** (depth - level + 1) for level in range(1, depth + 1)]
     assert _by_level(torch.zeros(4, 0), 0) == [None]
     x, flats, gates = hoisted(3, "node", 1, 4, 2)
-    for form in (self_iru_literal, lambda *given: self_iru_scans(*given)[0]):
+    for form in (self_iru_literal, lambda *given: _self_iru_scans(*given)[0]):
         for leaf in range(8, 16):
             path = {leaf >> up for up in range(3)}                     # 15: 15, 7, 3
             opened = torch.stack([gates[..., node - 2] * (node in path) for node in range(2, 16)], -1)
@@ -289,7 +289,7 @@ def test_half_precision(options, directions):
 @given(depths, shares, st.sampled_from([1.0, 100.0, 1e4]), st.integers(0, 99))
 def test_bounds(depth, share, scale, seed):
     x, flats, gates = hoisted(depth, share, 2, 9, 3, seed, scale)
-    h, memories = self_iru_scans(x, flats, gates)
+    h, memories = _self_iru_scans(x, flats, gates)
     # o c + x is rounded to the digits of x
     assert ((h - x).abs() <= 1 + 1e-15 * x.abs()).all() and all(c.abs().max() <= 1 for c in memories)
 
@@ -298,12 +298,12 @@ def test_bounds(depth, share, scale, seed):
 @given(st.integers(1, 3), shares, st.integers(0, 99))
 def test_shut_and_open(depth, share, seed):
     x, flats, gates = hoisted(depth, share, seed=seed)
-    alone, _ = self_iru_scans(x, flats[-1:], gates[..., :0])
-    assert torch.equal(self_iru_scans(x, flats, torch.zeros_like(gates))[0], alone)
+    alone, _ = _self_iru_scans(x, flats[-1:], gates[..., :0])
+    assert torch.equal(_self_iru_scans(x, flats, torch.zeros_like(gates))[0], alone)
     moved = [(-3 * f, f + o, z) if level else (f, o, z) for level, (f, o, z) in enumerate(flats)]
     opened = torch.ones_like(gates)
-    assert_close(self_iru_scans(x, moved, opened)[0], self_iru_scans(x, flats, opened)[0], rtol=0, atol=1e-13)
-    assert (self_iru_scans(x, moved, gates)[0] - self_iru_scans(x, flats, gates)[0]).abs().max() > 1e-3
+    assert_close(_self_iru_scans(x, moved, opened)[0], _self_iru_scans(x, flats, opened)[0], rtol=0, atol=1e-13)
+    assert (_self_iru_scans(x, moved, gates)[0] - _self_iru_scans(x, flats, gates)[0]).abs().max() > 1e-3
 
 
 def one_layer(x, f, o, z):

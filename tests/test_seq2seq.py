@@ -22,7 +22,7 @@ from rvnnbook.tasks.seq2seq import (
     Memory,
     Seq2Seq,
     answer,
-    attention_weights,
+    _attention_weights,
     search_answers,
     evaluate_seq2seq,
     exact,
@@ -59,7 +59,7 @@ def random(*shape, seed=0):
 def test_attention_is_a_softmax_over_tokens(steps, lengths, seed):
     mask = length_mask(torch.tensor(lengths))
     queries, keys = random(len(lengths), steps, 4, seed=seed), random(*mask.shape, 4, seed=seed + 1)
-    weights = attention_weights(queries, keys, mask)
+    weights = _attention_weights(queries, keys, mask)
     for b, n in enumerate(lengths):
         for m in range(steps):
             likes = [math.exp(float(queries[b, m] @ keys[b, j]) / 2) for j in range(n)]
@@ -72,7 +72,7 @@ def test_attention_is_a_softmax_over_tokens(steps, lengths, seed):
 def test_slopes_of_attention_and_cross_entropy():
     mask = length_mask(torch.tensor([3, 1]))
     queries, keys = random(2, 2, 3).requires_grad_(), random(2, 3, 3, seed=1).requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, k: attention_weights(q, k, mask), (queries, keys))
+    assert torch.autograd.gradcheck(lambda q, k: _attention_weights(q, k, mask), (queries, keys))
     assert torch.autograd.gradcheck(lambda s: token_nll(s, torch.tensor([[2, 0, 1], [1, 1, 1]]), mask), keys)
 
 

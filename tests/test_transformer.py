@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.transformer import (POSITIONS, Transformer, multi_head_attention, _check_transformer, _multiply_pairs,
-                                           place_pairs, _place_powers, flip_odd_heads)
+                                           _place_pairs, _place_powers, flip_odd_heads)
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.neighbors import neighbor_weights
 from tests.helpers import on_page
@@ -187,7 +187,7 @@ def test_scores_know_the_distance_only(fading, n, longer, pairs, seed):
     q, k = drawn(2, 2 * pairs, seed=seed)
     tables = []
     for length in (n, n + longer):
-        placed = place_pairs(q.expand(length, -1), k.expand(length, -1), fading)
+        placed = _place_pairs(q.expand(length, -1), k.expand(length, -1), fading)
         tables.append(placed[0] @ placed[1].T)
     assert_close(tables[1][-n:, -n:], tables[0], rtol=1e-9, atol=1e-9)               # moved to the right by `longer` places
     a, b = (torch.complex(*x.chunk(2)) for x in (q, k))
@@ -217,7 +217,7 @@ def test_pairs_are_halves():
 def test_long_sentences_in_single_precision(length):
     "Nothing overflows, and scores have the digits of single precision."
     q, k = drawn(2, length, 64, dtype=torch.float32)
-    (a, b), (c, d) = place_pairs(q, k, True), place_pairs(q.double(), k.double(), True)
+    (a, b), (c, d) = _place_pairs(q, k, True), _place_pairs(q.double(), k.double(), True)
     assert a.isfinite().all() and b.isfinite().all() and a.dtype == torch.float32
     rough, exact = (a[::50] @ b.T), (c[::50] @ d.T)
     left = torch.arange(length) <= torch.arange(length)[::50, None]

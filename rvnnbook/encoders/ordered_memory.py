@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OrderedMemory', 'SlotPlan', 'Composed', 'compose_slots', 'Choice', 'Slopes', 'ReadMemory', 'read_memory',
-           'likely_heights', 'steps_from_heights', 'slot_trees']
+           'likely_heights']
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #fd7f8fe0
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class OrderedMemory(Encoder):
             descending=True, stable=True)
         tokens, back = self.norm(self.input(x[order])).to(x.dtype), order.argsort()
         states, shares = (part[back] for part in read_memory(self, tokens, lengths))
-        traced = {"slots": shares.detach(), "trees": slot_trees(shares, mask)} if trace else None
+        traced = {"slots": shares.detach(), "trees": _slot_trees(shares, mask)} if trace else None
         return EncoderOutput(states[torch.arange(len(x)), mask.sum(1) - 1], states, trace=traced)
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #f24be395
@@ -485,10 +485,11 @@ def likely_heights(
         heights.append(slots - max(range(top, slots), key=row.__getitem__))
     return heights
 
-def steps_from_heights(
-    heights: list[int],       # entries below each leaf when it is read, (n,)
-) -> list[int]:               # composition steps, (n,)
-    "Composition steps of the tree that a stack with these heights folds."
+def _steps_from_heights(heights: list[int]) -> list[int]:
+    """Composition steps of the tree that a stack with these heights folds.
+
+    `heights`: entries below each leaf when it is read, (n,). Returns: composition steps, (n,).
+    """
     stack = []
     for pending, below in enumerate([*heights[1:], 1]):        # in the end everything is composed
         while len(stack) >= below:
@@ -496,13 +497,14 @@ def steps_from_heights(
         stack.append(pending)
     return steps_from_tree(stack[0])
 
-def slot_trees(
-    shares: Tensor,           # p, (B, N, K)
-    mask: Tensor,             # (B, N) bool, True = token, tokens first
-) -> Tensor:                  # composition steps, (B, N), 0 on last tokens and padding
-    "The trees of the most probable heights."
+def _slot_trees(shares: Tensor, mask: Tensor) -> Tensor:
+    """The trees of the most probable heights.
+
+    `shares`: p, (B, N, K); `mask`: (B, N) bool, True = token, tokens first. Returns: composition
+    steps, (B, N), 0 on last tokens and padding.
+    """
     trees = torch.zeros_like(mask, dtype=torch.int64)
     for row, length in enumerate(mask.sum(1).tolist()):
         heights = likely_heights(shares[row, :length])
-        trees[row, :length] = torch.tensor(steps_from_heights(heights))
+        trees[row, :length] = torch.tensor(_steps_from_heights(heights))
     return trees
