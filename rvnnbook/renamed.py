@@ -93,7 +93,7 @@ RENAMED |= {
 # %% ../nbs/workshop/renamed.ipynb #e1a0a016
 RENAMED |= {
     "encoders.ndr": {"lean": "directional_bias"},
-    "encoders.ndr_halt": {"RULES": "HALT_RULES",
+    "encoders.ndr_halt": {"RULES": "HaltingNDR",
         "after_taking": "remaining_existence", "faded": "layers.attention.scale_by_existence"},
     "encoders.ordered_memory": {"climb": "compose_slots"},
     "layers.parent_beam": {"Found": "ParentSearch", "Lives": "PairLifetimes",
@@ -119,6 +119,9 @@ RENAMED_OPTIONS: dict[str, dict[str, str]] = {     # encoder -> old option -> wh
               "scorer_activation": "the option activation",
               "structure": "the class FixedTreeCRvNN(dim, shape)",
               "window": "encoder.scorer = PositionScorer(dim, window)"},
+    "ndr": {"checkpoint": "the attribute encoder.checkpoint",
+            "normalize": "the attribute encoder.attn.normalize"},
+    "rir_ebt_grc": {"noise": "the attribute encoder.noise"},
 }
 
 # %% ../nbs/workshop/renamed.ipynb #5db0cc48

@@ -226,9 +226,10 @@ def evaluate_rir_beam(module: RIRBeam, inputs: dict, mask: torch.Tensor) -> dict
 
 
 def build_ndr(config: dict) -> NDR:
-    return NDR(config["d_model"], config["n_layers"], heads=config["nhead"], hidden=config["dim_feedforward_effective"],
-               scalar_gate=config["scalar_gate"], gate_dropout=config["p_gate_drop"], dropout=config["dropout"],
-               normalize=config["normalize_score"], readout="last")
+    router = NDR(config["d_model"], config["n_layers"], heads=config["nhead"], hidden=config["dim_feedforward_effective"],
+                 scalar_gate=config["scalar_gate"], gate_dropout=config["p_gate_drop"], dropout=config["dropout"], readout="last")
+    router.attn.normalize = config["normalize_score"]
+    return router
 
 
 def evaluate_ndr(module: NDR, inputs: dict, mask: torch.Tensor) -> dict:

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, padding_gap
 from rvnnbook.encoders.ndr import NDR, READOUTS
-from rvnnbook.encoders.ndr_halt import HaltingNDR, _halt_act, _halt_by_existence, _halt_sure, _halt_taken, remaining_existence
+from rvnnbook.encoders.ndr_halt import AdaptiveNDR, HaltingNDR, _halt_act, _halt_by_existence, remaining_existence
 from rvnnbook.layers.attention import geometric_attention, geometric_literal, scale_by_existence
 from rvnnbook.registry import create_encoder
 from tests.helpers import batch, slopes
@@ -18,12 +18,15 @@ seeds = st.integers(0, 10**6)
 lengths_of = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 DIM = 6
 WAYS = {"taken": {"gate_bias": 1.0, "threshold": 0.2, "takers": 2}, "act": {"halt_bias": -1.0}}
+KINDS = {"taken": HaltingNDR, "act": AdaptiveNDR}
 every = pytest.mark.parametrize("halt", WAYS)
 
 
 def make(halt, layers=6, seed=0, **options):
     torch.manual_seed(seed)
-    encoder = HaltingNDR(DIM, layers, **{"heads": 2, "rule": halt} | WAYS[halt] | options).double().eval()
+    attributes = {name: options.pop(name) for name in ("test_layers", "checkpoint") if name in options}
+    encoder = KINDS[halt](DIM, layers, **{"heads": 2} | WAYS[halt] | options).double().eval()
+    vars(encoder).update(attributes)
     with torch.no_grad():                    # parameters that start at zero or one must not hide
         for p in encoder.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -217,7 +220,8 @@ def test_nothing_taken_is_the_router():
 
 @every
 def test_limits_of_training_and_of_evaluation(halt):
-    encoder, (x, mask) = make(halt, 2, test_layers=4, gate_bias=-6.0, halt_bias=-6.0, gate_dropout=0.0), batch([5, 3], DIM)
+    late = {} if halt == "taken" else {"halt_bias": -6.0}
+    encoder, (x, mask) = make(halt, 2, test_layers=4, gate_bias=-6.0, gate_dropout=0.0, **late), batch([5, 3], DIM)
     assert encoder(x, mask, trace=True).trace["layers"].tolist() == [4, 4]
     assert encoder.train()(x, mask, trace=True).trace["layers"].tolist() == [2, 2]
 
@@ -268,14 +272,18 @@ def test_all_in_half_precision(halt):
 def test_names_and_refusals():
     for name, halt in (("ndr_halt", "taken"), ("ndr_act", "act")):
         encoder = create_encoder(name, dim=8, heads=2)
-        assert type(encoder) is HaltingNDR and encoder.rule == halt
+        assert type(encoder) is KINDS[halt]
         assert hasattr(encoder, "sure") == (halt == "act")
-    for options, said in (({"rule": "soon"}, "unknown rule 'soon'; known: taken, act"), ({"takers": 3}, "number of heads, 2; got 3"),
+    for options, said in (({"takers": 3}, "number of heads, 2; got 3"),
                           ({"takers": -1}, "got -1"), ({"threshold": 1.0}, "got 1.0"), ({"threshold": -0.1}, "got -0.1"),
                           ({"layers": 0}, "got 0 and 0"), ({"readout": "middle"}, "unknown readout 'middle'")):
         with pytest.raises(ValueError) as error:
             HaltingNDR(8, **{"heads": 2} | options)
         assert said in str(error.value)
+        if "takers" not in options:
+            with pytest.raises(ValueError) as error:
+                AdaptiveNDR(8, **{"heads": 2} | options)
+            assert said in str(error.value)
 
 
 def test_only_the_first_heads_take():
@@ -291,12 +299,13 @@ def test_only_the_first_heads_take():
 @pytest.mark.parametrize("rule", ["taken", "act"])
 def test_sentences_that_leave_later_have_the_same_results(rule):
     torch.manual_seed(3)
-    encoder = HaltingNDR(8, layers=7, heads=2, rule=rule, halt_bias=-0.5, threshold=0.3).double().eval()
+    options = {} if rule == "taken" else {"halt_bias": -0.5}
+    encoder = KINDS[rule](8, layers=7, heads=2, threshold=0.3, **options).double().eval()
     x, there = torch.randn(4, 6, 8, dtype=torch.float64), torch.arange(6) < torch.tensor([[6], [3], [2], [5]])
-    step, loop = encoder.make_step(there, None), {"taken": _halt_taken, "act": _halt_sure}[rule]
+    step = encoder.make_step(there, None)
     if rule == "taken":                                    # open gates take quickly
         encoder.ffn_gate[-1].bias.data.fill_(3.0)
-    found = [loop(encoder, step, x, there, 7, history, every) for every in (1, 2, 3, 7) for history in ([],)]
+    found = [encoder.halt(step, x, there, 7, history, every) for every in (1, 2, 3, 7) for history in ([],)]
     layers = found[0][2]["layers"].tolist()
     assert len(set(layers)) > 1 and min(layers) < 7, layers
     for states, penalty, traced in found[1:]:

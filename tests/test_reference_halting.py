@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rvnnbook.encoders.ndr_halt import HaltingNDR
+from rvnnbook.encoders.ndr_halt import AdaptiveNDR, HaltingNDR
 from rvnnbook.reference.halting import HaltByExistence, HaltByProbability
 from tests.helpers import batch, slopes
 
@@ -26,7 +26,7 @@ def by_existence(readout, consumers, threshold):
 
 def by_probability(readout, halt_bias):
     torch.manual_seed(1)
-    library = HaltingNDR(8, 8, heads=2, readout=readout, rule="act", halt_bias=halt_bias).double().eval()
+    library = AdaptiveNDR(8, 8, heads=2, readout=readout, halt_bias=halt_bias).double().eval()
     return shaken(library, HaltByProbability(8, layers=8, heads=2, readout=readout).double())
 
 

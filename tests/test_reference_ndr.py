@@ -23,7 +23,7 @@ def pair_of(**options):
 
 @pytest.mark.parametrize("readout", ["start", "end"])
 @pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize("widths", [{}, {"hidden": 5, "gate_hidden": 3, "gate_bias": 0.}])
+@pytest.mark.parametrize("widths", [{}, {"hidden": 5, "gate_bias": 0.}])
 def test_reference_equals_library(readout, heads, widths):
     library, reference = pair_of(layers=3, heads=heads, readout=readout, **widths)
     x, mask = batch(LENGTHS, dim=8)

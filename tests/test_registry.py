@@ -20,7 +20,7 @@ from rvnnbook.data.batches import BucketLoader, Vocabulary
 from rvnnbook.data.listops import collate_listops, make_split
 from rvnnbook.lab.records import read_records
 from rvnnbook.lab.train import evaluate_classifier
-from rvnnbook.registry import ENCODERS, create_encoder, describe_encoder, list_encoders, read_weights
+from rvnnbook.registry import ENCODERS, create_encoder, describe_encoder, encoder_options, list_encoders, read_weights
 from rvnnbook.renamed import RENAMED, RENAMED_OPTIONS
 from rvnnbook.tasks.classify import load_pretrained
 
@@ -169,6 +169,10 @@ def test_an_old_option_is_refused_with_what_replaces_it():
     encoder = create_encoder("crvnn", dim=8)
     assert all(hasattr(encoder, name) for name in ("checkpoint", "compaction", "form", "retriever", "scorer"))
     assert "activation" in inspect.signature(type(encoder)).parameters
+
+
+def test_an_encoder_has_at_most_ten_options():
+    assert all(len(encoder_options(name)) <= 10 for name in list_encoders())
 
 
 def test_the_import_hook_lists_no_distribution_twice():

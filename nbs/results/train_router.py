@@ -53,7 +53,7 @@ def draw_batch(rng, depth, count, longest):
 def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    encoder = NDR(DIM, layers=LAYERS, heads=HEADS, hidden=DIM, gate_hidden=DIM, readout="end",
+    encoder = NDR(DIM, layers=LAYERS, heads=HEADS, hidden=DIM, readout="end",
                   gate_bias=-2.)
     embedding, head = nn.Embedding(len(VOCABULARY), DIM), nn.Linear(DIM, 10)
     parameters = [p for part in (encoder, embedding, head) for p in part.parameters()]

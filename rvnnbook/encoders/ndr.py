@@ -27,10 +27,10 @@ def directional_bias(
 # %% ../../nbs/implementations/ndr.ipynb #af9cdfc9
 class RoutingAttention(nn.Module):
     "Geometric attention heads with a direction (design_space Eq. 4-7)."
-    def __init__(self, dim: int, heads: int, normalize: bool = False):   # as for RouterParts
+    def __init__(self, dim: int, heads: int):       # as for RouterParts
         super().__init__()
         width = dim // heads
-        self.heads, self.normalize = heads, normalize
+        self.heads, self.normalize = heads, False       # True: divide each row by its sum
         self.q, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(2))
         self.kv, self.direction = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * heads)
         self.content_bias = nn.Parameter(torch.zeros(heads, width))
@@ -89,7 +89,9 @@ FRAMED = ("start", "end")                          # with START and END around e
 READOUTS = (*FRAMED, "first", "last")
 
 class RouterParts(Encoder):
-    "Options and networks of a Neural Data Router (design_space section 3)."
+    """Options and networks of a Neural Data Router (design_space section 3). Attributes to set:
+    `checkpoint` computes layers again in the backward pass; `attn.normalize` divides each row of
+    the attention weights by its sum."""
     def __init__(
         self,
         dim: int,                         # D, width of token vectors and of the root
@@ -97,24 +99,21 @@ class RouterParts(Encoder):
         test_layers: int | None = None,   # how often in evaluation; layers if not given
         heads: int | None = None,         # H, must divide D; one for 32 channels if not given
         hidden: int | None = None,        # width of the data network; 2 D if not given
-        gate_hidden: int | None = None,   # width of the gate's network; D if not given
         scalar_gate: bool = False,        # one gate a position instead of one a channel
         gate_bias: float = -3.0,          # of a gate at the start; far below 0: closed
         gate_dropout: float = 0.05,       # chance to sit out a layer in training, in [0, 1)
         dropout: float = 0.0,             # on what is fetched and in the networks, in [0, 1)
-        normalize: bool = False,          # divide each row of the weights by its sum
         readout: str = "start",           # "start", "end", "first" or "last"
-        checkpoint: bool = False,         # compute layers again in the backward pass
     ):
         super().__init__()
         heads = max(1, dim // 32) if heads is None else heads
         test_layers = layers if test_layers is None else test_layers
         _check_ndr(dim, heads, layers, test_layers, gate_dropout, readout)
         self.dim, self.layers, self.test_layers = dim, layers, test_layers
-        self.gate_dropout, self.readout, self.checkpoint = gate_dropout, readout, checkpoint
-        self.attn = RoutingAttention(dim, heads, normalize)
+        self.gate_dropout, self.readout, self.checkpoint = gate_dropout, readout, False
+        self.attn = RoutingAttention(dim, heads)
         self.ffn_data = TwoLayers(dim, hidden or 2 * dim, dim, dropout)
-        self.ffn_gate = TwoLayers(dim, gate_hidden or dim, 1 if scalar_gate else dim, dropout)
+        self.ffn_gate = TwoLayers(dim, dim, 1 if scalar_gate else dim, dropout)
         nn.init.constant_(self.ffn_gate.get_parameter("1.bias"), gate_bias)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)

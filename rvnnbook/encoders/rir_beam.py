@@ -108,11 +108,9 @@ class RIRBeam(EfficientBeam):
         pre: str | None = "s4d",       # layer before chunking: "s4d", or None
         score_dim: int = 64,           # d, channels that the scorer reads; all if D is less
         hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
-        activation: str = "gelu",      # of the GRC: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
-        noise: bool = True,            # choose with Gumbel noise in training
     ):
-        super().__init__(dim, beam, score_dim, hidden, activation, dropout, noise)
+        super().__init__(dim, beam, score_dim, hidden, dropout=dropout)
         check_choice("align", align, ALIGNMENTS)
         check_choice("inference", inference, ("flat", "nested"))
         chunk_size(1, arity, rule)                             # raises ValueError if invalid

@@ -72,7 +72,6 @@ class NDR(nn.Module):
     weights (T, heads, N + 2, N + 2), with START and END."""
     def __init__(self, dim: int, layers: int = 20, heads: int = 4,   # D; T steps; H, divides D
                  hidden: int | None = None,        # width of the data network, 2 D if not given
-                 gate_hidden: int | None = None,   # width of the gate network, D if not given
                  gate_bias: float = -3.,           # initial bias of the gate
                  readout: str = "start"):          # position that is read, "start" or "end"
         super().__init__()
@@ -80,7 +79,7 @@ class NDR(nn.Module):
         self.start, self.end = (nn.Parameter(torch.randn(dim)) for _ in range(2))
         self.attn = RouterAttention(dim, heads)
         self.ffn_data = feed_forward(dim, hidden or 2 * dim)
-        self.ffn_gate = feed_forward(dim, gate_hidden or dim)
+        self.ffn_gate = feed_forward(dim, dim)
         nn.init.constant_(self.ffn_gate.get_parameter("1.bias"), gate_bias)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
 
