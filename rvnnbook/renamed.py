@@ -71,7 +71,7 @@ RENAMED |= {
     "encoders.crvnn": {"encode_along": "FixedTreeCRvNN", "expect": "retrieve_scalar",
         "frame": "layers.masking.add_boundary_tokens",
         "put_back": "layers.masking.scatter_back", "rival_sigmoid": "modulated_sigmoid_exp",
-        "rival_sigmoid_walked": "modulated_sigmoid_exp_linear",
+        "rival_sigmoid_walked": "modulated_sigmoid_exp",
         "shrink": "layers.masking.compact",
         "turn": "layers.masking.reverse_tokens"},
     "encoders.distinct_beam": {"Held": "BeamStates", "different": "count_distinct",

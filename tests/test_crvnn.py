@@ -32,7 +32,7 @@ from rvnnbook.layers.cells import ACTIVATIONS, GRC
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.masking import add_boundary_tokens, reverse_tokens
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from rvnnbook.layers.neighbors_linear import neighbor_retrievers
+from rvnnbook.layers.neighbors_linear import DenseNeighbors, neighbor_retrievers
 from rvnnbook.show.trees import soft_round_drawing
 from tests.golden import SharedNorm
 from tests.helpers import randomize_norms
@@ -206,6 +206,10 @@ def test_published_form_reads_its_neighbors_in_the_batch():
 
 # ---- decisions
 
+def dense(left, right):
+    return DenseNeighbors(torch.stack([left, right], 1))
+
+
 def some_weights(rows, n, seed, kind="eq5"):
     exists = torch.rand(rows, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return [neighbor_weights(exists, side, kind) for side in ("left", "right")]
@@ -216,7 +220,7 @@ def test_slopes_of_decisions(rule):
     scores = 2 * torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     allowed = torch.tensor([[False, True, True, True, False], [False, True, False, False, False]])
     left, right = (torch.rand(2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) + 0.1 for s in (1, 2))
-    assert torch.autograd.gradcheck(lambda *given: rule(given[0], allowed, given[1:]),
+    assert torch.autograd.gradcheck(lambda *given: rule(given[0], allowed, dense(*given[1:])),
                                     [tensor.requires_grad_() for tensor in (scores, left, right)])
 
 
@@ -242,8 +246,8 @@ def test_decisions_at_any_height(n, seed, height, kind):
     allowed = torch.rand(3, n, generator=draw) < 0.8
     weights = [side.float() for side in some_weights(3, n, seed, kind)]
     for rule in DENSE:
-        composes = rule(scores, allowed, weights)
-        exact = rule(scores.double(), allowed, [side.double() for side in weights])
+        composes = rule(scores, allowed, dense(*weights))
+        exact = rule(scores.double(), allowed, dense(*(side.double() for side in weights)))
         assert (composes >= 0).all() and (composes <= 1).all() and (composes[~allowed] == 0).all()
         assert (composes - exact).abs().max() < 3e-7 * (1 + height)
         slope, = torch.autograd.grad(composes.sum(), scores)
@@ -253,7 +257,7 @@ def test_decisions_at_any_height(n, seed, height, kind):
 @pytest.mark.parametrize("rule", COMPETING)
 def test_the_winner_takes_it(rule):
     "Scores of ten thousand: nobody but the highest goes, and nobody at all where all are low."
-    crowd = [neighbor_weights(torch.ones(2, 6), side) for side in ("left", "right")]
+    crowd = dense(*(neighbor_weights(torch.ones(2, 6), side) for side in ("left", "right")))
     allowed = torch.tensor([[False, True, True, True, True, False]] * 2)
     scores = torch.tensor([[0, -1e4, 1e4, 9e3, 1e4, 0.], [0, -1e4, -1e4, -1e4, -1e4, 0.]], requires_grad=True)
     composes = rule(scores, allowed, crowd)
@@ -268,7 +272,7 @@ def test_a_rival_that_hardly_exists(weight):
     scores, left = torch.tensor([[500., 0., 0.]], requires_grad=True), torch.zeros(1, 3, 3)
     left[0, 1, 0] = weight
     left.requires_grad_()
-    composes = modulated_sigmoid_exp(scores, torch.tensor([[True, True, False]]), (left, torch.zeros(1, 3, 3)))
+    composes = modulated_sigmoid_exp(scores, torch.tensor([[True, True, False]]), dense(left, torch.zeros(1, 3, 3)))
     slopes = torch.autograd.grad(composes.sum(), [scores, left])
     assert composes.isfinite().all() and all(slope.isfinite().all() for slope in slopes)
     assert weight < 1e-37 or composes[0, 1] == 0           # while there is any of it, it wins by far
@@ -279,7 +283,7 @@ def test_a_rival_that_hardly_exists(weight):
 def test_certain_neighbors_share_less_than_one(n, seed, rule):
     scores = 4 * torch.randn(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     alive = torch.rand(4, n, generator=torch.Generator().manual_seed(seed)) < 0.7
-    crowd = [neighbor_weights(alive.double(), side) for side in ("left", "right")]
+    crowd = dense(*(neighbor_weights(alive.double(), side) for side in ("left", "right")))
     composes = rule(scores, torch.ones(4, n, dtype=torch.bool), crowd)
     for row, there in zip(composes.tolist(), alive):
         row = [row[i] for i in there.nonzero().squeeze(1)]
@@ -294,7 +298,7 @@ def test_plain_scores_share_nothing():
 @pytest.mark.parametrize("rule", DENSE)
 def test_rows_decide_alone(rule):
     "A sentence's decision does not change by a bit when another one has huge scores."
-    scores, weights = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), [w.float() for w in some_weights(2, 6, 0)]
+    scores, weights = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), dense(*(w.float() for w in some_weights(2, 6, 0)))
     allowed = torch.tensor([[False, True, True, True, False, False], [False, True, True, True, True, False]])
     calm = rule(scores, allowed, weights)
     stormy = rule(torch.stack([scores[0], 1e4 * scores[1]]), allowed, weights)

@@ -379,39 +379,38 @@ def test_nothing_kept_is_a_matrix(side, retriever):
 
 @EACH
 def test_forms(side, retriever):
-    which = ("left", "right").index(side)
     exists = torch.rand(2, DENSE_MAX_LENGTH["cpu"] + 1)
     values = torch.randn(2, DENSE_MAX_LENGTH["cpu"] + 1, 3)
     weights = neighbor_weights(exists, side, retriever)
-    assert torch.equal(neighbor_retrievers(exists, retriever, "dense")[which], weights)
+    assert torch.equal(getattr(neighbor_retrievers(exists, retriever, "dense"), side), weights)
     for form in ("linear", "auto"):
-        walk = neighbor_retrievers(exists, retriever, form)[which]
+        walk = getattr(neighbor_retrievers(exists, retriever, form), side)
         assert type(walk) is LINEAR_RETRIEVERS[retriever]
         assert_close(retrieve(walk, values), weights @ values, rtol=0, atol=1e-5)
-    assert torch.equal(neighbor_retrievers(exists[:1, 1:], retriever)[which], neighbor_weights(exists[:1, 1:], side, retriever))
-    assert type(neighbor_retrievers(exists[:, 1:], retriever, "linear")[which]) is LINEAR_RETRIEVERS[retriever]
+    assert torch.equal(getattr(neighbor_retrievers(exists[:1, 1:], retriever), side), neighbor_weights(exists[:1, 1:], side, retriever))
+    assert type(getattr(neighbor_retrievers(exists[:, 1:], retriever, "linear"), side)) is LINEAR_RETRIEVERS[retriever]
 
 
 def test_defaults():
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]])
-    assert torch.equal(neighbor_retrievers(exists)[0], neighbor_weights(exists))
-    assert torch.equal(neighbor_retrievers(exists, form="linear")[0] @ torch.eye(4)[None], neighbor_weights(exists))
+    assert torch.equal(neighbor_retrievers(exists).left, neighbor_weights(exists))
+    assert torch.equal(neighbor_retrievers(exists, form="linear").left @ torch.eye(4)[None], neighbor_weights(exists))
     assert torch.equal(StickBreakingRetriever(exists) @ torch.eye(4)[None], neighbor_weights(exists, "left", "eq6"))
     assert LINEAR_RETRIEVERS.keys() == RETRIEVERS.keys()
 
 
 def test_length_is_chosen_by_device(monkeypatch):
     monkeypatch.setitem(DENSE_MAX_LENGTH, "cpu", 103)
-    for side in (0, 1):
-        assert torch.is_tensor(neighbor_retrievers(torch.rand(1, 103))[side])
-        assert not torch.is_tensor(neighbor_retrievers(torch.rand(1, 104))[side])
-        assert torch.is_tensor(neighbor_retrievers(torch.rand(3, 101))[side])          # 3 * 101 * 1 <= 103 * 3 < 2 * 102 * 2
-        assert not torch.is_tensor(neighbor_retrievers(torch.rand(2, 102))[side])
-        assert torch.is_tensor(neighbor_retrievers(torch.rand(50, 100))[side])         # any batch
+    for side in ("left", "right"):
+        assert torch.is_tensor(getattr(neighbor_retrievers(torch.rand(1, 103)), side))
+        assert not torch.is_tensor(getattr(neighbor_retrievers(torch.rand(1, 104)), side))
+        assert torch.is_tensor(getattr(neighbor_retrievers(torch.rand(3, 101)), side))          # 3 * 101 * 1 <= 103 * 3 < 2 * 102 * 2
+        assert not torch.is_tensor(getattr(neighbor_retrievers(torch.rand(2, 102)), side))
+        assert torch.is_tensor(getattr(neighbor_retrievers(torch.rand(50, 100)), side))         # any batch
     assert neighbors_linear.DENSE_MAX_LENGTH["cuda"] >= 1000                           # not measured there: the matrix for long
     elsewhere = DENSE_MAX_LENGTH["cuda"]
-    assert torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere, device="meta"))[0])
-    assert not torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere + 1, device="meta"), retriever="eq6")[0])
+    assert torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere, device="meta")).left)
+    assert not torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere + 1, device="meta"), retriever="eq6").left)
 
 
 def test_what_is_refused():

@@ -31,6 +31,7 @@ from ..encoders.self_iru import IRU
 from ..layers.attention import LOG2_E, geometric_attention, seen_keys
 from ..layers.masking import add_boundary_tokens
 from ..layers.neighbors import neighbor_weights, retrieve
+from ..layers.neighbors_linear import NeighborPair
 from ..layers.scan import linear_scan
 from ..layers.topk import choice_matrix, gumbel_noise, one_soft
 from rvnnbook.layers.tree_search import (
@@ -81,8 +82,8 @@ def crvnn_literal(
     arrived, going, taken = torch.zeros_like(exists)[..., None], lengths > 0, 0 * lengths
     for step in range(mask.shape[1]):
         left, right = neighbor_weights(exists, "left"), neighbor_weights(exists, "right")
-        scores, near = encoder.scorer(states, (left, right), encoder.transition(arrived),
-                                      everywhere)
+        scores, near = encoder.scorer(states, NeighborPair(left, right),
+                                      encoder.transition(arrived), everywhere)
         top = scores.max().clamp(min=0)                 # over all sentences and their padding
         mine, none = (scores - top).exp() * allowed, (-top).exp()
         rivals = [retrieve(side, mine[..., None]).squeeze(-1) for side in (left, right)]

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BLOCK', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'DENSE_ANY_BATCH', 'CumulativeRetrieval', 'LinearRetriever',
            'CumulativeRetriever', 'decayed_sums', 'StickBreakingRetrieval', 'StickBreakingRetriever', 'log_sums',
-           'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'NeighborWindow', 'neighbor_retrievers',
-           'retrieve_window']
+           'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'NeighborWindow', 'NeighborPair', 'DenseNeighbors',
+           'neighbor_retrievers']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
 import torch
@@ -384,6 +384,46 @@ class NeighborWindow(torch.autograd.Function):
         return to_weights.view_as(weights), to_values, None
 
 
+# %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8d
+class NeighborPair:
+    "Left and right neighbors: two linear retrievers, or two matrices of neighbor_weights."
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+    def window(self, values: Tensor, window: int = 1) -> tuple:     # v, (B, N, D); kappa >= 1
+        "left^kappa(v), ..., left(v), v, right(v), ..., right^kappa(v) (crvnn Eq. 10)."
+        seen = (values,)
+        for _ in range(window):
+            seen = retrieve(self.left, seen[0]), *seen, retrieve(self.right, seen[-1])
+        return seen
+
+    def retrieve_exp(self, scores: Tensor) -> tuple[Tensor, Tensor]:    # u, (B, N), or -inf
+        "Of linear retrievers: a, b with left(exp u) + right(exp u) = a exp b, b >= max(u, 0)."
+        logs = scores.double()
+        least = logs.detach().clamp(min=0)
+        (one, low), (other, high) = (retrieve_exp(side, logs, least)
+                                     for side in (self.left, self.right))
+        base = torch.maximum(low, high)
+        return one * (low - base).exp() + other * (high - base).exp(), base
+
+class DenseNeighbors(NeighborPair):
+    "Left and right neighbors as two matrices in one tensor, (B, 2, N, N)."
+    def __init__(self, weights: Tensor):
+        super().__init__(*weights.unbind(1))
+        self.weights = weights
+
+    def window(self, values: Tensor, window: int = 1) -> tuple:
+        "As in NeighborPair, with one product for both sides."
+        return NeighborWindow.apply(self.weights, values, window)
+
+    def retrieve_exp(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        "As in NeighborPair, in the precision of the scores."
+        weights, logs = self.left + self.right, scores[:, None, :]
+        met = weights >= torch.finfo(weights.dtype).tiny             # 1 / weight stays finite
+        reached = torch.where(met, logs, -torch.inf).amax(-1)
+        base = torch.maximum(scores, reached).clamp(min=0).detach()
+        return (weights * (logs - base[..., None]).clamp(max=0).exp()).sum(-1), base
+
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8c
 LINEAR_RETRIEVERS = {"eq5": CumulativeRetriever, "eq6": StickBreakingRetriever}
 DENSE_MAX_LENGTH = {"cpu": 300, "cuda": 1000}    # positions of one sentence; cuda: a guess
@@ -393,30 +433,17 @@ def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
     retriever: str = "eq5",    # "eq5" (cumulative) or "eq6" (stick-breaking)
     form: str = "auto",        # "dense" (matrix), "linear" (retriever), or "auto": by size
-) -> Tensor | tuple:           # left and right: matrices (2, B, N, N) or two retrievers
+) -> NeighborPair:
     "Neighbors on both sides, as matrices or linear retrievers (crvnn Eq. 5 or Eq. 6)."
     check_choice("retriever", retriever, LINEAR_RETRIEVERS)
     check_choice("form", form, ("auto", "dense", "linear"))
     (batch, length), longest = exists.shape, DENSE_MAX_LENGTH["cpu" if exists.is_cpu else "cuda"]
     most = longest * (longest - DENSE_ANY_BATCH)
     large = batch * length * (length - DENSE_ANY_BATCH) > most
+    sides = "left", "right"
     if form == "linear" or form == "auto" and large:
-        return tuple(LINEAR_RETRIEVERS[retriever](exists, side) for side in ("left", "right"))
+        return NeighborPair(*(LINEAR_RETRIEVERS[retriever](exists, side) for side in sides))
     if retriever == "eq5":
-        return CumulativeNeighbors.apply(exists).transpose(0, 1)
-    return torch.stack([neighbor_weights(exists, side, retriever) for side in ("left", "right")])
-
-# %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8d
-def retrieve_window(
-    sides: Tensor | tuple,     # (2, B, N, N), or a pair: two matrices or two retrievers
-    values: Tensor,            # v, (B, N, D)
-    window: int = 1,           # kappa, neighbors on each side, >= 1
-) -> tuple:                    # left^kappa(v), ..., left(v), v, right(v), ..., right^kappa(v)
-    "A window of neighbors around each position (crvnn Eq. 10)."
-    if isinstance(sides, Tensor):
-        return NeighborWindow.apply(sides.transpose(0, 1), values, window)
-    seen = (values,)
-    for _ in range(window):
-        seen = retrieve(sides[0], seen[0]), *seen, retrieve(sides[1], seen[-1])
-    return seen
-
+        return DenseNeighbors(CumulativeNeighbors.apply(exists))
+    return DenseNeighbors(torch.stack([neighbor_weights(exists, side, retriever)
+                                       for side in sides], 1))
