@@ -18,7 +18,7 @@ from rvnnbook.data.batches import Vocabulary, read_sentence, token_batches
 from rvnnbook.data.listops import VOCABULARY, bracketed, make_split, tokenize, write_listops
 from rvnnbook.registry import create_encoder
 from rvnnbook.show.trees import bracket_string, tree_drawing, tree_spans
-from rvnnbook.tasks.classify import Classifier, Predictor, class_probabilities, cross_entropy, load_pretrained, predict_labels
+from rvnnbook.tasks.classify import Classifier, Predictor, _class_probabilities, cross_entropy, load_pretrained, predict_labels
 from rvnnbook.tasks.pair import PairClassifier
 from tests.pretend_device import PretendDevice
 from tests.test_encoders import GIVEN_TREES, NAMES, every, make
@@ -163,7 +163,7 @@ def test_two_classes_have_two_probabilities():
         score = float(model(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool)).logits.detach().sigmoid())
         assert one.probabilities == pytest.approx([1 - score, score]) and one.label == (score > .5)
     scores = torch.randn(5, 1)
-    assert class_probabilities(scores).argmax(1).equal(predict_labels(scores))
+    assert _class_probabilities(scores).argmax(1).equal(predict_labels(scores))
 
 
 # ---- sentences
@@ -223,6 +223,7 @@ def test_models_with_a_vocabulary_are_copied_and_pickled():
 # ---- pretrained
 
 def test_pretrained_models_evaluate_text():
+    assert "list_pretrained()" in load_pretrained.__doc__
     sample = make_split(30, seed=3, length=(5, 60))
     found = load_pretrained("ebt_grc", "listops").predict([bracketed(e.tokens) for e in sample], batch_tokens=300)
     assert sum(one.label == e.label for one, e in zip(found, sample)) >= 29
