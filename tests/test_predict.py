@@ -220,6 +220,24 @@ def test_models_with_a_vocabulary_are_copied_and_pickled():
     assert isinstance(plain, Predictor) and plain.predict([SPOKEN.encode(("2",))]) == model.predict(["2"])
 
 
+@pytest.mark.parametrize("kind", [Classifier, PairClassifier])
+def test_a_list_of_tokens_is_a_vocabulary(kind):
+    model = kind(create_encoder("lstm", dim=4), ["a", "b", "c"], 3)
+    assert model.vocabulary.tokens == ("a", "b", "c") and model.embedding.num_embeddings == 3
+    text, ids = ("b c a", [1, 2, 0]) if kind is Classifier else (("b", "c a"), ([1], [2, 0]))
+    assert model.predict([text]) == model.predict([ids])
+    with pytest.raises(TypeError, match="^tokens must be a list of strings, got '10'$"):
+        kind(create_encoder("lstm", dim=4), "10", 3)
+
+
+@pytest.mark.parametrize("kind", [Classifier, PairClassifier])
+@pytest.mark.parametrize("classes", [0, 1, -3, "10", True, 2.0, None])
+def test_numbers_of_classes_that_are_refused(kind, classes):
+    with pytest.raises(ValueError, match=f"at least 2 classes; got layers=1, classes={classes!r}$"):
+        kind(create_encoder("lstm", dim=4), 5, classes, layers=1)
+    assert kind(create_encoder("lstm", dim=4), 5, np.int64(3)).head[-1].out_features == 3
+
+
 # ---- pretrained
 
 def test_pretrained_models_evaluate_text():

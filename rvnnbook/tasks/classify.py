@@ -10,6 +10,7 @@ __all__ = ['ClassifierOutput', 'Prediction', 'Predictor', 'Classifier', 'cross_e
 import json
 from collections.abc import Iterable, Iterator
 from itertools import islice, repeat
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class ClassifierOutput(NamedTuple):
 
 def _head_layers(dim: int, classes: int, layers: int) -> nn.ModuleList:
     "One or two linear layers; two classes share one score."
-    if layers not in (1, 2) or classes < 2:
+    if layers not in (1, 2) or not isinstance(classes, Integral) or classes < 2:
         raise ValueError(f"a head has 1 or 2 layers, at least 2 classes; got {layers=}, {classes=}")
     hidden, last = nn.Linear(dim, dim), nn.Linear(dim, 1 if classes == 2 else classes)
     return nn.ModuleList([hidden] * (layers - 1) + [last])
@@ -85,7 +86,7 @@ class Classifier(Predictor):
     def __init__(
         self,
         encoder: Encoder,              # any encoder of the book, with its width in encoder.dim
-        vocabulary: int | Vocabulary,  # V, number of token types, or the types themselves
+        vocabulary: int | Vocabulary | Iterable[str],    # V, number of token types, or the types
         classes: int,                  # number of labels, >= 2; two labels share one score
         embedding_dim: int | None = None,   # width of the embedding; D if not given
         layers: int = 1,               # layers of the head, 1 or 2
@@ -94,8 +95,8 @@ class Classifier(Predictor):
     ):
         super().__init__()
         self.encoder, self.activation, dim = encoder, F.gelu, encoder.dim
-        self.vocabulary = vocabulary if isinstance(vocabulary, Vocabulary) else None
-        types = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
+        known = vocabulary if isinstance(vocabulary, int | Vocabulary) else Vocabulary(vocabulary)
+        self.vocabulary, types = (None, known) if isinstance(known, int) else (known, len(known))
         self.embedding = nn.Embedding(types, embedding_dim or dim)
         self.in_proj = nn.Linear(embedding_dim or dim, dim)
         self.head = _head_layers(dim, classes, layers)

@@ -6,6 +6,8 @@
 __all__ = ['ORDERS', 'pair_features', 'pair_up', 'PairClassifier']
 
 # %% ../../nbs/implementations/pair.ipynb #6bedc1bf
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,7 +46,7 @@ class PairClassifier(Classifier):
     sides = 2                          # of an example of `predict`
 
     def __init__(
-        self, encoder: Encoder, vocabulary: int | Vocabulary, classes: int,
+        self, encoder: Encoder, vocabulary: int | Vocabulary | Iterable[str], classes: int,
         layers: int = 2,               # layers of the head, 1 or 2
         features: str = "paper",       # order of the features, "paper" or "code"
         **options,                     # of Classifier: embedding_dim, dropout_in, dropout_out
