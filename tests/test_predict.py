@@ -247,6 +247,15 @@ def test_pretrained_models_evaluate_text():
     assert sum(one.label == e.label for one, e in zip(found, sample)) >= 29
 
 
+@pytest.mark.parametrize("text, told", [("[MAX 2 9", r"token 0, \[MAX, is never closed"), ("2 9", "token 1, 9, stands after the end"), ("", "empty"),
+                                        ("[MAX ]", r"token 0, \[MAX, has no argument"), ("[MAX 2 10 ]", "token 2 is '10'")])
+def test_text_that_is_no_expression_is_refused(text, told):
+    model = load_pretrained("crvnn", "listops")
+    with pytest.raises(ValueError, match=f"^sentence 1: .*{told}"):
+        model.predict(["[MAX 2 9 ]", text])
+    assert len(model.predict([[1, 6, 13], ["[MAX", "2", "9"]])) == 2                   # token ids and tokens are taken as they are
+
+
 def test_pretrained_models_read_english():
     model = load_pretrained("ebt_grc", "sst5")
     bad, good = model.predict(["This is a dull, tedious and awful film.", "a wonderful and charming film"], return_trees=True)
@@ -262,7 +271,7 @@ def test_the_command_labels_lines(tmp_path, capsys):
     assert lines == [[str(one.label), f"{max(one.probabilities):.4f}", bracket_string(one.tree, e.tokens)] for one, e in zip(found, sample)]
     path.write_text("[MAX 2 9 ]\n\n")
     assert main(["predict", "ebt_grc", "listops", str(path)]) == 2
-    assert capsys.readouterr().err == f"rvnnbook: {path}, line 2: a sentence needs at least one token\n"
+    assert capsys.readouterr().err == f"rvnnbook: {path}, line 2: the expression is empty\n"
     assert main(["predict", "ebt_grc", "listops", "--trees", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == f"rvnnbook: there is no file {str(tmp_path / 'none')!r}\n"
     done = subprocess.run([sys.executable, "-m", "rvnnbook", "predict", "crvnn", "listops", "-"], input="[MAX 2 9 ]\n7", text=True,

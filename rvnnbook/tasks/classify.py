@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, pad_batch
 from ..data.batches import Vocabulary, read_sentence, token_batches
-from ..data.listops import VOCABULARY, tokenize
+from ..data.listops import VOCABULARY, parse_expression
 from ..data.text import UNKNOWN, lower_words
 from ..registry import create_encoder, read_weights
 
@@ -230,11 +230,13 @@ def load_pretrained(
 ) -> Classifier:               # in eval mode, with its vocabulary
     """A classifier with the weights of a run of this book, in eval mode.
 
-    `registry.list_pretrained()` lists encoders and data sets; other names raise a ValueError.
+    `registry.list_pretrained()` lists encoders and data sets; other names raise a ValueError. For
+    ListOps the label is the value of an expression, and `predict` refuses a text that is none. For
+    "sst5" the label is an index in `data.text.GRADES`.
     """
     tensors, about = read_weights(encoder, weights)
     vocabulary = (Vocabulary(json.loads(about["vocabulary"]), UNKNOWN, lower_words)
-                  if "vocabulary" in about else Vocabulary(VOCABULARY, split=tokenize))
+                  if "vocabulary" in about else Vocabulary(VOCABULARY, split=parse_expression))
     model = Classifier(create_encoder(encoder, **json.loads(about["options"])),
                        **{**json.loads(about["classifier"]), "vocabulary": vocabulary})
     model.load_state_dict(tensors)
