@@ -163,7 +163,7 @@ def test_impossible_vocabularies_are_refused():
         Vocabulary(["a", "b", "c", "b"])
     with pytest.raises(ValueError, match="unknown token '<unk>' is not in"):
         Vocabulary(["a", "b"], unknown="<unk>")
-    for wrong, shown in (("a b", "'a b'"), ([1, 2], r"\[1, 2\]"), (["a", b"b"], r"\['a', b'b'\]")):
+    for wrong, shown in (("a b", "'a b'"), ([1, 2], r"\[1, 2\]"), (["a", b"b"], r"\['a', b'b'\]"), (None, "None"), (3.5, "3.5")):
         with pytest.raises(TypeError, match=f"^tokens must be a list of strings, got {shown}$"):
             Vocabulary(wrong)
 

@@ -26,8 +26,9 @@ class Vocabulary:
         unknown: str | None = None,   # token for all unknown tokens; None: they raise
         split: Callable[[str], Sequence[str]] = str.split,   # from a text to its tokens
     ):
-        self.tokens, self.unknown, self.split = tuple(tokens), unknown, split
-        if isinstance(tokens, str) or not all(isinstance(token, str) for token in self.tokens):
+        listed = [tokens] if isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens
+        self.tokens, self.unknown, self.split = tuple(listed), unknown, split
+        if listed is not tokens or not all(isinstance(token, str) for token in self.tokens):
             raise TypeError(f"tokens must be a list of strings, got {reprlib.repr(tokens)}")
         self.ids = {token: number for number, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
