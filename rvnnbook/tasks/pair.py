@@ -40,13 +40,12 @@ def pair_up(
 
 # %% ../../nbs/implementations/pair.ipynb #2f7cf86f
 class PairClassifier(Classifier):
-    """One label for each pair of sentences, with one encoder for both (crvnn App. A).
-
-    Arguments without a remark are as for Classifier."""
+    "One label for each pair of sentences, with one encoder for both (crvnn App. A)."
     sides = 2                          # of an example of `predict`
 
     def __init__(
-        self, encoder: Encoder, vocabulary: int | Vocabulary | Iterable[str], classes: int,
+        self, encoder: Encoder, vocabulary: int | Vocabulary | Iterable[str],   # as for Classifier
+        classes: int,                  # number of labels, >= 2; two labels share one score
         layers: int = 2,               # layers of the head, 1 or 2
         features: str = "paper",       # order of the features, "paper" or "code"
         **options,                     # of Classifier: embedding_dim, dropout_in, dropout_out
@@ -58,8 +57,7 @@ class PairClassifier(Classifier):
 
     def head_input(self, root: Tensor) -> Tensor:
         "Features of the pairs, (B, 4 D), of roots that follow each other in a batch, (2 B, D)."
-        first, second = root.unflatten(0, (-1, 2)).unbind(1)
-        return pair_features(first, second, self.features)
+        return pair_features(*root.unflatten(0, (-1, 2)).unbind(1), order=self.features)
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
                 **options) -> ClassifierOutput:
