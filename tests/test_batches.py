@@ -160,6 +160,21 @@ def test_a_strict_vocabulary_names_what_it_does_not_know():
 
 def test_impossible_vocabularies_are_refused():
     with pytest.raises(ValueError, match="'b' occurs twice"):
-        Vocabulary("abcb")
+        Vocabulary(["a", "b", "c", "b"])
     with pytest.raises(ValueError, match="unknown token '<unk>' is not in"):
-        Vocabulary("ab", unknown="<unk>")
+        Vocabulary(["a", "b"], unknown="<unk>")
+    for wrong, shown in (("a b", "'a b'"), ([1, 2], r"\[1, 2\]"), (["a", b"b"], r"\['a', b'b'\]"), (None, "None"), (3.5, "3.5")):
+        with pytest.raises(TypeError, match=f"^tokens must be a list of strings, got {shown}$"):
+            Vocabulary(wrong)
+
+
+def test_a_text_is_split_before_it_is_encoded():
+    assert Vocabulary(VOCABULARY).encode("[MAX 2  ]") == [TOKEN_IDS[token] for token in ("[MAX", "2", "]")]
+    assert Vocabulary(["a", "b"], split=list).encode("bab") == [1, 0, 1] and Vocabulary(["a"]).encode("") == []
+    with pytest.raises(ValueError, match="token 1 is 'cat', which is not in the vocabulary; the nearest is 'a'"):
+        Vocabulary(["a", "b"]).encode("b cat")
+
+
+def test_a_vocabulary_shows_its_size_and_first_tokens():
+    assert repr(Vocabulary(["a", "b"])) == "Vocabulary(2 tokens: ('a', 'b'))"
+    assert repr(Vocabulary(VOCABULARY)) == "Vocabulary(15 tokens: ('[MIN', '[MAX', '[MED', '[SM', '0', '1', ...))"

@@ -44,6 +44,7 @@ from rvnnbook.data.listops import (
     expression_size,
     official_fingerprints,
     official_test,
+    parse_expression,
     read_listops,
     tokenize,
     unique_draws,
@@ -459,6 +460,13 @@ def test_malformed_expressions(text, complaint):
     for question in (evaluate, depth, arguments, composition_steps, bracketed):
         with pytest.raises(ListOpsError, match=complaint):
             question(text.split())
+    with pytest.raises(ListOpsError, match=complaint):
+        parse_expression(text)
+
+
+def test_expressions_in_text_are_split_with_and_without_parentheses():
+    for tokens in (tokenize("[MAX 2 9 [MIN 4 7 ] 0 ]"), ("7",)):
+        assert parse_expression(" ".join(tokens)) == parse_expression(bracketed(tokens)) == tokens
 
 
 @pytest.mark.parametrize("line, complaint", [

@@ -18,7 +18,7 @@ from rvnnbook.data.batches import Vocabulary, read_sentence, token_batches
 from rvnnbook.data.listops import VOCABULARY, bracketed, make_split, tokenize, write_listops
 from rvnnbook.registry import create_encoder
 from rvnnbook.show.trees import bracket_string, tree_drawing, tree_spans
-from rvnnbook.tasks.classify import Classifier, Predictor, class_probabilities, cross_entropy, load_pretrained, predict_labels
+from rvnnbook.tasks.classify import Classifier, Predictor, _class_probabilities, cross_entropy, load_pretrained, predict_labels
 from rvnnbook.tasks.pair import PairClassifier
 from tests.pretend_device import PretendDevice
 from tests.test_encoders import GIVEN_TREES, NAMES, every, make
@@ -163,7 +163,7 @@ def test_two_classes_have_two_probabilities():
         score = float(model(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool)).logits.detach().sigmoid())
         assert one.probabilities == pytest.approx([1 - score, score]) and one.label == (score > .5)
     scores = torch.randn(5, 1)
-    assert class_probabilities(scores).argmax(1).equal(predict_labels(scores))
+    assert _class_probabilities(scores).argmax(1).equal(predict_labels(scores))
 
 
 # ---- sentences
@@ -220,12 +220,40 @@ def test_models_with_a_vocabulary_are_copied_and_pickled():
     assert isinstance(plain, Predictor) and plain.predict([SPOKEN.encode(("2",))]) == model.predict(["2"])
 
 
+@pytest.mark.parametrize("kind", [Classifier, PairClassifier])
+def test_a_list_of_tokens_is_a_vocabulary(kind):
+    model = kind(create_encoder("lstm", dim=4), ["a", "b", "c"], 3)
+    assert model.vocabulary.tokens == ("a", "b", "c") and model.embedding.num_embeddings == 3
+    text, ids = ("b c a", [1, 2, 0]) if kind is Classifier else (("b", "c a"), ([1], [2, 0]))
+    assert model.predict([text]) == model.predict([ids])
+    with pytest.raises(TypeError, match="^tokens must be a list of strings, got '10'$"):
+        kind(create_encoder("lstm", dim=4), "10", 3)
+
+
+@pytest.mark.parametrize("kind", [Classifier, PairClassifier])
+@pytest.mark.parametrize("classes", [0, 1, -3, "10", True, 2.0, None])
+def test_numbers_of_classes_that_are_refused(kind, classes):
+    with pytest.raises(ValueError, match=f"at least 2 classes; got layers=1, classes={classes!r}$"):
+        kind(create_encoder("lstm", dim=4), 5, classes, layers=1)
+    assert kind(create_encoder("lstm", dim=4), 5, np.int64(3)).head[-1].out_features == 3
+
+
 # ---- pretrained
 
 def test_pretrained_models_evaluate_text():
+    assert "list_pretrained()" in load_pretrained.__doc__
     sample = make_split(30, seed=3, length=(5, 60))
     found = load_pretrained("ebt_grc", "listops").predict([bracketed(e.tokens) for e in sample], batch_tokens=300)
     assert sum(one.label == e.label for one, e in zip(found, sample)) >= 29
+
+
+@pytest.mark.parametrize("text, told", [("[MAX 2 9", r"token 0, \[MAX, is never closed"), ("2 9", "token 1, 9, stands after the end"), ("", "empty"),
+                                        ("[MAX ]", r"token 0, \[MAX, has no argument"), ("[MAX 2 10 ]", "token 2 is '10'")])
+def test_text_that_is_no_expression_is_refused(text, told):
+    model = load_pretrained("crvnn", "listops")
+    with pytest.raises(ValueError, match=f"^sentence 1: .*{told}"):
+        model.predict(["[MAX 2 9 ]", text])
+    assert len(model.predict([[1, 6, 13], ["[MAX", "2", "9"]])) == 2                   # token ids and tokens are taken as they are
 
 
 def test_pretrained_models_read_english():
@@ -243,7 +271,7 @@ def test_the_command_labels_lines(tmp_path, capsys):
     assert lines == [[str(one.label), f"{max(one.probabilities):.4f}", bracket_string(one.tree, e.tokens)] for one, e in zip(found, sample)]
     path.write_text("[MAX 2 9 ]\n\n")
     assert main(["predict", "ebt_grc", "listops", str(path)]) == 2
-    assert capsys.readouterr().err == f"rvnnbook: {path}, line 2: a sentence needs at least one token\n"
+    assert capsys.readouterr().err == f"rvnnbook: {path}, line 2: the expression is empty\n"
     assert main(["predict", "ebt_grc", "listops", "--trees", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == f"rvnnbook: there is no file {str(tmp_path / 'none')!r}\n"
     done = subprocess.run([sys.executable, "-m", "rvnnbook", "predict", "crvnn", "listops", "-"], input="[MAX 2 9 ]\n7", text=True,

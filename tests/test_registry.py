@@ -20,7 +20,8 @@ from rvnnbook.data.batches import BucketLoader, Vocabulary
 from rvnnbook.data.listops import collate_listops, make_split
 from rvnnbook.lab.records import read_records
 from rvnnbook.lab.train import evaluate_classifier
-from rvnnbook.registry import ENCODERS, create_encoder, describe_encoder, encoder_options, list_encoders, read_weights
+from rvnnbook.registry import (
+    ENCODERS, create_encoder, describe_encoder, encoder_options, list_encoders, list_pretrained, read_weights)
 from rvnnbook.renamed import RENAMED, RENAMED_OPTIONS
 from rvnnbook.tasks.classify import load_pretrained
 
@@ -322,6 +323,12 @@ def test_weights_are_few_and_small():
     assert "crvnn-listops" in [path.stem for path in FILES]
     assert all(path.stat().st_size <= 1.25 * 2**20 for path in FILES)       # RIR-EBT-GRC of width 128: 571 275 half-precision numbers
     assert sum(path.stat().st_size for path in FILES) <= 10 * 2**20
+
+
+def test_pretrained_models_are_listed():
+    assert list_pretrained() == [tuple(path.stem.split("-")) for path in FILES] and ("ebt_grc", "sst5") in list_pretrained()
+    known = ", ".join(f"'{task}' for {name}" for name, task in list_pretrained())
+    assert refused("lstm", weights="listops").endswith(f"Known: {known}")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

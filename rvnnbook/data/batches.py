@@ -8,6 +8,7 @@ __all__ = ['T', 'Vocabulary', 'read_sentence', 'build_vocabulary', 'padding_shar
 
 # %% ../../nbs/implementations/batches.ipynb #f248c008
 import difflib
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -25,7 +26,10 @@ class Vocabulary:
         unknown: str | None = None,   # token for all unknown tokens; None: they raise
         split: Callable[[str], Sequence[str]] = str.split,   # from a text to its tokens
     ):
-        self.tokens, self.unknown, self.split = tuple(tokens), unknown, split
+        listed = [tokens] if isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens
+        self.tokens, self.unknown, self.split = tuple(listed), unknown, split
+        if listed is not tokens or not all(isinstance(token, str) for token in self.tokens):
+            raise TypeError(f"tokens must be a list of strings, got {reprlib.repr(tokens)}")
         self.ids = {token: number for number, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
             twice = Counter(self.tokens).most_common(1)[0][0]
@@ -35,11 +39,14 @@ class Vocabulary:
 
     def __len__(self) -> int: return len(self.tokens)
 
+    def __repr__(self) -> str: return f"Vocabulary({len(self)} tokens: {reprlib.repr(self.tokens)})"
+
     def encode(
         self,
-        tokens: Sequence[str],        # w, one sentence, (n,)
+        tokens: str | Sequence[str],  # w, one sentence, (n,); or its text, which is split first
     ) -> list[int]:                   # token ids, (n,) in [0, V)
         "Token ids of a sentence; raises for a token without an id."
+        tokens = self.split(tokens) if isinstance(tokens, str) else tokens
         if self.unknown is not None:
             return [self.ids.get(token, self.ids[self.unknown]) for token in tokens]
         for position, token in enumerate(tokens):

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['OPERATORS', 'DIGITS', 'VOCABULARY', 'TOKEN_IDS', 'ListOpsError', 'Example', 'tokenize', 'fold_expression', 'evaluate',
-           'depth', 'arguments', 'Size', 'expression_size', 'composition_steps', 'draw_expression', 'fingerprint',
-           'fingerprint_table', 'official_fingerprints', 'is_test_expression', 'collect_examples', 'unique_draws',
-           'max_min_examples', 'length_table', 'choose_lengths', 'first_share', 'draw_of_length', 'LengthSampler',
-           'split_bounds', 'make_split', 'bracketed', 'MissingFileError', 'split_fields', 'parse_line', 'lines_of_file',
-           'read_listops', 'write_whole', 'write_listops', 'data_folder', 'official_path', 'official_test',
-           'install_official_test', 'ListOpsBatch', 'collate_listops']
+           'parse_expression', 'depth', 'arguments', 'Size', 'expression_size', 'composition_steps', 'draw_expression',
+           'fingerprint', 'fingerprint_table', 'official_fingerprints', 'is_test_expression', 'collect_examples',
+           'unique_draws', 'max_min_examples', 'length_table', 'choose_lengths', 'first_share', 'draw_of_length',
+           'LengthSampler', 'split_bounds', 'make_split', 'bracketed', 'MissingFileError', 'split_fields', 'parse_line',
+           'lines_of_file', 'read_listops', 'write_whole', 'write_listops', 'data_folder', 'official_path',
+           'official_test', 'install_official_test', 'ListOpsBatch', 'collate_listops']
 
 # %% ../../nbs/implementations/listops.ipynb #27818825
 import hashlib
@@ -105,6 +105,13 @@ def evaluate(
     "The value of an expression, at any depth (Nangia & Bowman 2018)."
     return fold_expression(tokens, lambda position: DIGITS[tokens[position]],
                            lambda start, values, end: OPERATORS[tokens[start]](values))
+
+def parse_expression(
+    text: str,              # one expression, with or without parentheses
+) -> tuple[str, ...]:       # w, its tokens, (n,)
+    "Split a text into the tokens of an expression; raise ListOpsError if it is malformed."
+    evaluate(tokens := tokenize(text))
+    return tokens
 
 # %% ../../nbs/implementations/listops.ipynb #e1f6d144
 def depth(

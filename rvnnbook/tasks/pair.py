@@ -6,7 +6,7 @@
 __all__ = ['ORDERS', 'pair_features', 'pair_up', 'PairClassifier']
 
 # %% ../../nbs/implementations/pair.ipynb #6bedc1bf
-from typing import cast
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,8 @@ class PairClassifier(Classifier):
     sides = 2                          # of an example of `predict`
 
     def __init__(
-        self, encoder: Encoder, vocabulary: int | Vocabulary, classes: int,   # as for Classifier
+        self, encoder: Encoder, vocabulary: int | Vocabulary | Iterable[str],   # as for Classifier
+        classes: int,                  # number of labels, >= 2; two labels share one score
         layers: int = 2,               # layers of the head, 1 or 2
         features: str = "paper",       # order of the features, "paper" or "code"
         **options,                     # of Classifier: embedding_dim, dropout_in, dropout_out
@@ -52,24 +53,19 @@ class PairClassifier(Classifier):
         super().__init__(encoder, vocabulary, classes, layers=layers, **options)
         check_choice("order of features", features, ORDERS)
         self.features = features
-        width = cast(nn.Linear, self.head[0]).out_features
-        self.head[0] = nn.Linear(4 * encoder.dim, width)
+        self.head[0] = nn.Linear(4 * encoder.dim, len(self.head[0].get_parameter("bias")))
 
     def head_input(self, root: Tensor) -> Tensor:
         "Features of the pairs, (B, 4 D), of roots that follow each other in a batch, (2 B, D)."
-        first, second = root.unflatten(0, (-1, 2)).unbind(1)
-        return pair_features(first, second, self.features)
+        return pair_features(*root.unflatten(0, (-1, 2)).unbind(1), order=self.features)
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
-                labels: Tensor | None = None, generator: torch.Generator | None = None,
-                trace: bool = False) -> ClassifierOutput:
-        """`ids`: token ids in [0, V), (B, 2, N) int64; `mask`: (B, 2, N) bool, True = token;
-        `trees`: composition steps, (B, 2, N), if needed; `labels`: true labels, (B,); adds their
-        cross-entropy; `generator`: for encoders that draw; `trace`: keep the encoder's trace.
-        Returns: logits (B, classes or 1); encoding of 2 B."""
+                **options) -> ClassifierOutput:
+        """As for Classifier, with `ids`, (B, 2, N) int64, `mask`, (B, 2, N) bool, and, if needed,
+        `trees`, (B, 2, N). Further options: labels, generator and trace.
+        Returns: logits (B, classes or 1), loss; encoding of 2 B sentences."""
         if ids.ndim != 3 or ids.shape[1] != 2 or mask.shape != ids.shape:
             raise ValueError("ids and mask of pairs have the shape (B, 2, N), "
                              f"got {tuple(ids.shape)} and {tuple(mask.shape)}")
         trees = None if trees is None else trees.flatten(0, 1)
-        return super().forward(ids.flatten(0, 1), mask.flatten(0, 1), trees=trees,
-                               labels=labels, generator=generator, trace=trace)
+        return super().forward(ids.flatten(0, 1), mask.flatten(0, 1), trees=trees, **options)
