@@ -24,9 +24,10 @@ from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.data.listops import Example
 from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_predict, bench_record, by_length, cases, check_bench,
                                 findings, forms_of, fresh, gap, growth, measure, predict_lines, recorded_bench, summarize)
-from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, library_attention, library_beam,
-                                   library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, take_step,
-                                   tables_kept, usual_forms)
+from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, beam_products, crvnn_products, library_attention, library_beam, library_crvnn,
+                                   literal_attention, literal_beam, literal_crvnn, problem, record_products, replay_products, replayed, spread,
+                                   take_step, tables_kept, usual_forms)
+from rvnnbook.registry import create_encoder
 from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
@@ -139,12 +140,63 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class CountAll(Count):
-    "Those of a batch of products as well."
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name == "aten::bmm":
-            self.total += 2 * args[0].numel() * args[1].shape[-1]
-        return super().__torch_dispatch__(func, types, args, kwargs)
+def operations(step, *inputs):
+    "Those of all recorded products."
+    return sum(2 * math.prod(left[1]) * (right[1][1:] or [1])[-1] for left, right, _ in record_products(step, *inputs))
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2, bias=False)),
+                                  lambda: torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(), torch.nn.Linear(4, 2))])
+def test_every_product_of_a_small_net_is_recorded(make):
+    net, x = make(), torch.randn(5, 3)
+    products = record_products(lambda: net(x).sum().backward())
+    found = sorted(tuple(tuple(shape) for _, shape, _ in product) for product in products)
+    forward = [((5, 3), (3, 4), (5, 4)), ((5, 4), (4, 2), (5, 2))]
+    assert found == sorted([*forward, ((2, 5), (5, 4), (2, 4)), ((5, 2), (2, 4), (5, 4)), ((4, 5), (5, 3), (4, 3))])
+    first = next(product for product in products if product[1][1] == (3, 4))
+    assert first[1][2] == (1, 3) and {kind for product in products for kind, *_ in product} == {torch.float32}    # a transposed weight
+    assert all(one == two for one, two in zip(products, record_products(replay_products(products)), strict=True))
+    assert net[0].weight.grad is not None and torch.backends.mkldnn.set_flags()[0] is True
+
+
+def test_products_of_all_kinds_are_recorded_and_replayed():
+    a, b, v, out = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(4), torch.empty(3, 5)
+    def step():
+        torch.mm(a[0], b[0], out=out)
+        out.addmm_(a[1], b[1])
+        torch.baddbmm(torch.zeros(2, 3, 5), a, b)
+        torch.einsum("bij,bjk->bik", a, b.double().float())
+        torch.addmv(v[:3], a[0], v)
+        a[0] @ v
+        a * 2
+    products = record_products(step)
+    assert [tuple(product[2][1]) for product in products] == [(3, 5), (3, 5), (2, 3, 5), (2, 3, 5), (3,), (3,)]
+    replay_products(products)()
+    assert record_products(lambda: None) == [] and replay_products([])() is None
+
+
+def test_the_products_of_library_functions_are_recorded():
+    "An LSTM and attention, which call fused operations otherwise."
+    unit, x = torch.nn.LSTM(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    assert operations(unit, x) == 2 * 2 * 5 * 16 * (3 + 4)
+    assert operations(torch.nn.functional.scaled_dot_product_attention, *torch.randn(3, 2, 5, 3)) == 2 * 2 * 2 * 5 * 5 * 3
+
+
+def test_the_products_of_the_search_and_of_its_own_backward_pass_are_recorded():
+    "The compiled search has the products of the other, and the backward pass at least those of the replayed nodes."
+    counts = {}
+    for compiled in (False, True):
+        encoder, x, mask, direction = problem(lambda dim: EfficientBeam(dim, compiled=compiled), 20, 1, 8)
+        counts[compiled] = [operations(take_step, library_beam, encoder, x, mask, direction, train) for train in (True, False)]
+        nodes = replayed(encoder.train(), x, mask)
+        with Count() as floor:
+            beam_products(encoder, [20], nodes)()
+        with Count() as search:
+            beam_products(encoder, [20], [0])()
+        assert floor.total < counts[compiled][0] and search.total < counts[compiled][1] < counts[compiled][0]
+    assert counts[True] == pytest.approx(counts[False], rel=.2)
+    found = create_encoder("ebt_grc", dim=8)
+    assert operations(lambda: found(x, mask).root.sum().backward()) > floor.total / 2
 
 
 @pytest.mark.parametrize("rounds", [[3], [2, 5, 5]])
@@ -168,17 +220,16 @@ def test_the_scan_in_its_forms(ragged):
                 assert gap(found[form][name], found["literal"][name]) < 1e-5
     encoder = problem(SUBJECTS["scan"].make, *sizes)[0]
     assert encoder.form == "unbound"
-    work = SUBJECTS["scan"].products(encoder, spread(40, 3, ragged), found["library"]["counts"])
-    with Count() as count:
-        work()
-    assert count.total == 2 * 2 * sum(spread(40, 3, ragged)) * 8 * 16
+    assert SUBJECTS["scan"].products is None and set(measure("scan", "products", *sizes, ragged=ragged)) == {"seconds"}
+    inputs = problem(SUBJECTS["scan"].make, *sizes, ragged=ragged)[1:]
+    assert operations(take_step, SUBJECTS["scan"].library, encoder, *inputs) == 2 * 2 * 3 * 40 * 8 * 16          # with the padding
     with pytest.raises(ValueError, match="unknown form 'tree'; known: loop, blocks"):
         GatedMemory(8, form="tree")(*problem(SUBJECTS["scan"].make, *sizes)[1:3])
 
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_the_tree_of_gates_in_its_forms(ragged):
-    "All compute the same; the floor is every linear map, forward and backward."
+    "All compute the same; the floor has every linear map, forward and backward."
     sizes, found = (30, 3, 8), {}
     for form in SUBJECTS["self_iru"].forms:
         if form != "products":
@@ -187,12 +238,10 @@ def test_the_tree_of_gates_in_its_forms(ragged):
             for name in ("root", "gradient"):
                 assert gap(found[form][name], found["literal"][name]) < 1e-5
     assert list(SUBJECTS["self_iru"].forms) == ["literal", "literal, step by step", "library", "products"]
-    encoder = problem(SUBJECTS["self_iru"].make, *sizes)[0]
+    encoder, *inputs = problem(SUBJECTS["self_iru"].make, *sizes, ragged=ragged)
     assert len(encoder.unit.bases) == 3 and encoder.form == "scans"
-    work = SUBJECTS["self_iru"].products(encoder, spread(30, 3, ragged), found["library"]["counts"])
-    with Count() as count:
-        work()
-    assert count.total == 3 * 2 * sum(spread(30, 3, ragged)) * (8 * 8 + 9 * 8 * 8 + 6 * 8)
+    floor = 2 * 3 * 30 * (2 * 8 * 8 + 3 * (9 * 8 * 8 + 6 * 8))                                 # the tokens need no gradient
+    assert operations(take_step, SUBJECTS["self_iru"].library, encoder, *inputs) == floor
 
 
 @pytest.mark.parametrize("subject, form, wanted", [("crvnn", "products", None), ("beam_tree", "products", None), ("beam_tree", "products, inference", [0, 0])])
@@ -275,16 +324,10 @@ def test_the_forms_of_attention_compute_the_same(length, batch, dim):
 
 @pytest.mark.parametrize("batch, dim", [(1, 8), (3, 32)])
 def test_the_products_of_attention_are_those_of_the_forms(batch, dim):
-    "But for the gradient of the vectors, which nobody needs: the floor counts three products for each linear map."
-    layer, x, mask, direction = problem(ATTENTION.make, 20, batch, dim)
-    work = attention_products(layer, [20] * batch, [])
-    with CountAll() as floor:
-        work()
-    assert floor.total == 6 * batch * (20 * dim * 4 * dim + 2 * 20 * 20 * dim)
+    "Three for each linear map and each product of a head; the vectors need no gradient."
+    inputs = problem(ATTENTION.make, 20, batch, dim)
     for form in (literal_attention, library_attention):
-        with CountAll() as count:
-            take_step(form, layer, x, mask, direction)
-        assert count.total == floor.total - 2 * batch * 20 * dim * dim
+        assert operations(take_step, form, *inputs) == 6 * batch * (20 * dim * 4 * dim + 2 * 20 * 20 * dim) - 2 * batch * 20 * dim * dim
 
 
 def test_what_is_kept_is_counted_once():

@@ -33,7 +33,8 @@ from rvnnbook.lab.records import (
 from .run import StatusError, call_fresh
 from .settings import ParameterError, unknown_name
 from .subjects import (
-    SUBJECTS, known_entrants, make_entrant, partner, problem, spread, take_step, usual_forms)
+    SUBJECTS, known_entrants, make_entrant, partner, problem, record_products, replay_products,
+    spread, take_step, usual_forms)
 from .train import classification_loss, make_optimizer
 from ..tasks.classify import Classifier, load_pretrained
 
@@ -78,6 +79,9 @@ def measure(
     kind, _, how = form.partition(", ")
     make = partial(about.make, **about.forms[form])
     encoder, *inputs = problem(make, length, batch, dim, device, ragged)
+    if kind == "products" and not about.products:
+        products = record_products(take_step, about.library, encoder, *inputs)
+        return {"seconds": timed(replay_products(products, device), [()], device, memory)[0][0]}
     if kind == "products":                     # they keep nothing from step to step
         with torch.no_grad():
             counts = [0] * batch if how else about.library(encoder, *inputs[:2])[2]()

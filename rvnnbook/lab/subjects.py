@@ -7,9 +7,10 @@ __all__ = ['literal_attention', 'library_attention', 'SUBJECTS', 'LITERAL', 'spr
            'literal_crvnn', 'library_crvnn', 'take_step', 'next_states', 'literal_steps', 'literal_search',
            'literal_beam', 'library_beam', 'replayed', 'beam_step', 'one_step', 'LiteralBeamTree', 'windows',
            'geometric_window', 'tables_kept', 'AttentionLayer', 'attend_by_form', 'matrix_products', 'crvnn_products',
-           'beam_products', 'GatedMemory', 'scanned', 'linear_products', 'self_iru_literal', 'TreeOfGates', 'iru_loop',
-           'iru_steps', 'attention_products', 'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested',
-           'literal_rir', 'by_sentence', 'Written', 'known_entrants', 'make_entrant']
+           'ProductRecorder', 'record_products', 'replay_products', 'beam_products', 'GatedMemory', 'scanned',
+           'self_iru_literal', 'TreeOfGates', 'iru_loop', 'iru_steps', 'Subject', 'partner', 'usual_forms',
+           'literal_chunks', 'literal_nested', 'literal_rir', 'by_sentence', 'Written', 'known_entrants',
+           'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core import EncoderOutput, check_batch, length_mask
 from ..encoders.beam_tree import BeamTree
@@ -294,7 +297,7 @@ library_attention = partial(attend_by_form, geometric_attention)
 
 # %% ../../nbs/workshop/subjects.ipynb #65c73c78
 def matrix_products(steps: Sequence[tuple[nn.Linear, int, int]]) -> Callable:  # layer, rows, ways
-    "Y = X W^T (1 way), the gradient of W, too (2), and that of X (3); buffers are made beforehand."
+    "Y = X W^T (1 way), or with the gradients of X and W (3); buffers are made beforehand."
     most, todo, buffers = {}, [], {}
     for layer, rows, _ in steps:
         most[layer] = max(rows, most.get(layer, 0))
@@ -309,9 +312,8 @@ def matrix_products(steps: Sequence[tuple[nn.Linear, int, int]]) -> Callable:  #
     def work():
         for weight, grad, x, dx, y, dy, ways in todo:
             torch.mm(x, weight.T, out=y)
-            if ways > 2:
-                torch.mm(dy, weight, out=dx)
             if ways > 1:
+                torch.mm(dy, weight, out=dx)
                 grad.addmm_(dy.T, x)
     return work
 
@@ -323,6 +325,49 @@ def crvnn_products(encoder: CRvNN, lengths: Sequence[int], counts: Sequence[int]
     first = nn.Linear(*weight.shape[::-1], device=weight.device)
     layers = encoder.grc.w1, encoder.grc.w2, first, encoder.scorer[1]
     return matrix_products([(layer, m, 3) for m in rows for layer in layers])
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e02
+class ProductRecorder(TorchDispatchMode):
+    "Layouts of the operands and the result of every matrix product."
+    KINDS = "mm", "addmm", "bmm", "baddbmm", "mv", "addmv"
+
+    def __init__(self):
+        super().__init__()
+        self.products: list[list[tuple]] = []      # dtype, shape, strides of left, right, result
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name.removeprefix("aten::").removesuffix("_") in self.KINDS:
+            self.products.append([(one.dtype, one.shape, one.stride())
+                                  for one in (*args[-2:], result)])
+        return result
+
+def record_products(step: Callable, *inputs) -> list:  # as in ProductRecorder
+    "Layouts of the matrix products that `step(*inputs)` computes, forward and backward."
+    enabled, *_ = torch.backends.mkldnn.set_flags(False)       # fused LSTMs hide their products
+    try:
+        with (torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH),
+              ProductRecorder() as recorder):
+            step(*inputs)
+    finally:
+        torch.backends.mkldnn.set_flags(enabled)
+    return recorder.products
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e07
+def replay_products(products: list, device: str = "cpu") -> Callable:  # from `record_products`
+    "What computes these products alone, on random matrices in memory that exists beforehand."
+    multiply, most = {1: torch.mv, 2: torch.mm, 3: torch.bmm}, {}
+    for slot, (kind, shape, strides) in (pair for one in products for pair in enumerate(one)):
+        size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides))
+        most[slot, kind] = max(size, most.get((slot, kind), 0))
+    pools = {key: torch.rand(size, device=device).to(key[1]) for key, size in most.items()}
+    todo = [(multiply[len(one[1][1])], *(pools[slot, kind].as_strided(shape, strides)
+                                         for slot, (kind, shape, strides) in enumerate(one)))
+            for one in products]
+    def work():
+        for compute, left, right, result in todo:
+            compute(left, right, out=result)
+    return work
 
 # %% ../../nbs/workshop/subjects.ipynb #222f02dc
 def beam_products(encoder: EfficientBeam, lengths: Sequence[int], counts: Sequence) -> Callable:
@@ -356,12 +401,6 @@ class GatedMemory(nn.Module):
 def scanned(encoder: nn.Module, x: Tensor, mask: Tensor) -> tuple:   # root, no loss, steps (B,)
     "The memory, in the form of the encoder."
     return encoder(x, mask), 0.0, mask.sum(1).tolist
-
-def linear_products(encoder: nn.Module, lengths: Sequence[int], counts: Sequence[int],
-                    ways: int = 3) -> Callable:    # counts: not used; 2: tokens need no gradient
-    "The products of all linear layers, at every token once."
-    return matrix_products([(layer, sum(lengths), ways) for layer in encoder.modules()
-                            if isinstance(layer, nn.Linear)])
 
 # %% ../../nbs/workshop/subjects.ipynb #c2e4be58
 def self_iru_literal(
@@ -412,29 +451,14 @@ def iru_steps(unit: IRU, x: Tensor) -> Tensor:     # (B, N, D) -> (B, N, D)
         states.append(h)
     return torch.cat(states, 1)
 
-# %% ../../nbs/workshop/subjects.ipynb #a2d5008d
-def attention_products(layer: AttentionLayer, lengths: Sequence[int], counts: Sequence) -> Callable:
-    "The products of one layer, forward and backward; the lengths are all alike."
-    linear, heads = linear_products(layer, lengths, counts), layer.heads * len(lengths)
-    narrow = torch.randn(heads, lengths[0], layer.leaf.in_features // layer.heads,
-                         device=layer.leaf.weight.device)
-    table, fetched = narrow @ narrow.mT, torch.empty_like(narrow)
-    def work():
-        linear()
-        for _ in range(2):                     # scores of keys; gradients of weights, by values
-            torch.bmm(narrow, narrow.mT, out=table)
-        for square in (table, table.mT) * 2:   # fetching; to queries, to keys, to values
-            torch.bmm(square, narrow, out=fetched)
-    return work
-
 # %% ../../nbs/workshop/subjects.ipynb #36ba3746
 class Subject(NamedTuple):
     "An encoder or a layer, and its forms."
     make: Callable           # make(dim) -> the encoder with fresh weights
     literal: Callable        # (encoder, x, mask) -> root, loss, counts when asked
     library: Callable        # likewise
-    products: Callable       # (encoder, lengths, counts) -> what computes them
-    counts: str              # counted in every sentence: "rounds", "nodes", "tables" or "steps"
+    products: Callable | None    # (encoder, lengths, counts) -> what computes them; None: recorded
+    counts: str              # counted in every sentence: "rounds", "nodes", ...; "": nothing
     forms: dict[str, dict]   # name -> options of make; in the order of their turns
     chooses: bool = False    # whether rounding can change a choice
 
@@ -447,12 +471,12 @@ SUBJECTS = {
         "literal": {}, "library": {}, "library, compiled": {"compiled": True}, "products": {},
         "literal, inference": {}, "library, inference": {}, "library, compiled inference":
         {"compiled": True}, "products, inference": {}}, chooses=True),
-    "attention": Subject(AttentionLayer, literal_attention, library_attention, attention_products,
-                         "tables", {"literal": {}, "library": {}, "products": {}}),
-    "scan": Subject(GatedMemory, scanned, scanned, partial(linear_products, ways=2), "steps", {
+    "attention": Subject(AttentionLayer, literal_attention, library_attention, None, "tables", {
+        "literal": {}, "library": {}, "products": {}}),
+    "scan": Subject(GatedMemory, scanned, scanned, None, "steps", {
         "literal": {}, "literal, indexed": {"form": "indexed"}, "library": {"form": "loop"},
         "library, blocks": {"form": "blocks"}, "products": {}}),
-    "self_iru": Subject(TreeOfGates, scanned, scanned, linear_products, "steps", {
+    "self_iru": Subject(TreeOfGates, scanned, scanned, None, "steps", {
         "literal": {"form": "loop"}, "literal, step by step": {"form": "steps"}, "library": {},
         "products": {}})}
 
