@@ -292,6 +292,17 @@ def test_the_beam_is_measured(clone, monkeypatch, capsys):
     assert tasks[1]["form"] == "library" and found["counts"] == again["counts"] and apart(found, again)["root_gap"] < 1e-4
 
 
+# ---- encoders with literal forms for batches
+
+@pytest.mark.parametrize("name", ["gumbel_tree", "bt_grc_os", "ordered_memory", "rir_ebt_grc"])
+def test_an_encoder_is_measured_in_ragged_batches(name):
+    found = {form: measure(name, form, 20, 3, 8, ragged=True) for form in SUBJECTS[name].forms}
+    names = {"root", "gradient"} | ({"exact"} if SUBJECTS[name].chooses else set())
+    assert set(found["products"]) == {"seconds"} and set(found["literal"]) == set(found["library"]) == {"seconds", "memory_mb", *names}
+    for what in names:
+        assert gap(found["library"][what], found["literal"][what]) < (1e-12 if what == "exact" else 1e-4)
+
+
 # ---- attention
 
 def test_attention_is_measured(clone, monkeypatch, capsys):
@@ -361,7 +372,7 @@ def test_every_subject_has_a_page(capsys):
         words = ["-p", f"subject={subject}"] if name == "bench_layers" else []
         assert gate([*words, "-p", "lengths=1"], name) == 2
         assert "lengths is 1" in capsys.readouterr().err
-    assert gate(["-p", "subject=abacus"]) == 2 and "subject is 'abacus': Input should be 'attention', 'scan' or 'self_iru'" in capsys.readouterr().err
+    assert gate(["-p", "subject=abacus"]) == 2 and "subject is 'abacus': Input should be 'attention', 'bt_grc_os', 'gumbel_tree', 'ordered_memory', 'rir_ebt_grc', 'scan' or 'self_iru'" in capsys.readouterr().err
     assert gate(["-p", "encoders=lstm"]) == 2 and "unknown parameter 'encoders'" in capsys.readouterr().err
 
 
@@ -484,6 +495,9 @@ def test_the_last_record_of_its_kind_is_shown(clone, monkeypatch):
     for number, ragged in enumerate((False, False, True)):
         metrics = {split_name(9, 1, "library", ragged): {"seconds": 1.0 + number}}
         append(bench_record("beam_tree", asked(profile="cpu", lengths="9", ragged=ragged), metrics, code_hashes(), now()))
+    two = {split_name(9, 1, "library", True): {"seconds": 9.0}}
+    append(bench_record("beam_tree", asked(profile="cpu", lengths="9", ragged=True, threads=2), two, code_hashes(), now()))
+    assert recorded_bench("beam_tree", True, threads=2)[0] == two
     for ragged, seconds in ((False, 2.0), (True, 3.0)):
         metrics, (said,) = recorded_bench("beam_tree", ragged)
         assert metrics[split_name(9, 1, "library", ragged)]["seconds"] == seconds and said.startswith("Width 8; ")

@@ -15,8 +15,9 @@ from rvnnbook.lab import bench as module
 from rvnnbook.lab.bench import (BenchError, bench, bench_record, by_range, check_bench, draw_range, efficiency_lines,
                                 fresh, pareto_front, recorded_bench, split_metric, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
-from rvnnbook.lab.subjects import LITERAL, known_entrants, make_entrant
-from rvnnbook.registry import create_encoder, list_encoders
+from rvnnbook.core import length_mask
+from rvnnbook.lab.subjects import LITERAL, known_entrants, library_form, make_entrant
+from rvnnbook.registry import list_encoders
 
 EXPERIMENTS = Path(__file__).parents[1] / "nbs" / "experiments"
 
@@ -45,28 +46,28 @@ def test_everyone_can_take_part(name):
 
 
 @pytest.mark.parametrize("name", sorted(LITERAL))
-def test_literal_forms_compute_the_same(name):
-    written = make_entrant(f"{name}, literal", 8).double().eval()
-    encoder = written.encoder
-    if name == "rir_ebt_grc":
-        encoder.align, encoder.arity = "string", 4                              # nothing is drawn, and there are three levels
-    if read := type(encoder).__module__.startswith("rvnnbook.reference"):       # it draws and mixes in training, as the encoder does
-        encoder = create_encoder(name, dim=8).double()
-        encoder.load_state_dict(written.encoder.state_dict())
-        written.train()
-    length = 40 if name == "crvnn" else 12                                      # its published form takes other rounds where short
-    x, mask = torch.randn(1 + read, length, 8, dtype=torch.float64), torch.ones(1 + read, length, dtype=torch.bool)
-    mask[1:, 7:] = False
-    found = []
-    for model, parts in ((written, written.encoder), (encoder, encoder)):
-        torch.manual_seed(0)
-        out = model(x, mask)
-        parts.zero_grad()
-        (out.root.sum() + out.loss).backward()
-        found.append({"root": out.root} | {name: p.grad.clone() for name, p in parts.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() and len(found[0]) > 3 and any(grad.any() for grad in [*found[0].values()][1:])
-    torch.testing.assert_close(*found)
-    assert written.dim == 8
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("lengths", [[12, 7, 1, 2], [1, 1], [40, 35]])
+def test_literal_forms_compute_the_same(name, train, lengths):
+    lengths = [40, 40] if name == "crvnn" else lengths                           # its published form takes other rounds where ragged
+    form, make = LITERAL[name]
+    torch.manual_seed(0)
+    encoder, found = make(8).double().train(train), []
+    x, mask = torch.randn(len(lengths), max(lengths), 8, dtype=torch.float64), length_mask(torch.tensor(lengths))
+    direction = torch.randn(len(lengths), 8, dtype=torch.float64)
+    for written in (form, library_form):
+        root, loss, _ = written(encoder, x, mask)
+        encoder.zero_grad()
+        ((root * direction).sum() + loss).backward()
+        found.append({"root": root} | ({name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                                        for name, p in encoder.named_parameters()} if train else {}))
+    assert found[0]["root"].abs().max() > .1 and (not train or sum(grad.abs().max() > 1e-3 for grad in found[0].values()) > 3)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+
+
+def test_an_entrant_in_literal_form_is_an_encoder():
+    written, x, mask = make_entrant("bt_grc_os, literal", 8), torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
+    assert written.dim == 8 and written(x, mask).root.shape == (2, 8)
 
 
 def test_weights_move_and_are_those_of_the_seed():

@@ -93,8 +93,9 @@ def measure(
     step(*problem(about.make, 8, 1, dim, device)[1:])
     (seconds,), grown, (root, ask) = timed(step, [inputs], device, memory)
     found = {"seconds": seconds, "memory_mb": grown, "root": root.tolist()}
-    if encoder.leaf.bias.grad is not None:
-        found |= {"gradient": encoder.leaf.bias.grad.tolist(), **({"counts": ask()} if ask else {})}
+    leaf = encoder.leaf if hasattr(encoder, "leaf") else encoder.input
+    if leaf.bias.grad is not None:
+        found |= {"gradient": leaf.bias.grad.tolist(), **({"counts": ask()} if ask else {})}
     if about.chooses:
         with torch.no_grad():
             found["exact"] = written(encoder.double(), inputs[0].double(), inputs[1])[0].tolist()
@@ -268,7 +269,7 @@ def shown(number: float | None, digits: str = ".3g") -> str:       # format of n
 def bench_lines(metrics: dict[str, dict]) -> list[list[str]]:      # of take_turns, or its record
     "Time and memory of every form, beside the literal form and the products; two lines of heads."
     known = {subject.counts for subject in SUBJECTS.values()}
-    counts = next((name for line in metrics.values() for name in line if name in known), "rounds")
+    counts = next((name for line in metrics.values() for name in line if name in known), "counts")
     lines = [["", "", "time", "fastest", "slowest", "memory", "time", "memory", "time", counts,
               "gap", "gap"],
              ["", "", "s, median", "s", "s", "MB", "÷ literal", "÷ literal", "÷ products", "mean",
@@ -440,11 +441,14 @@ def bench_record(
                       metrics=metrics, legs=[leg], rule=rule)
 
 # %% ../../nbs/workshop/bench.ipynb #422dd3ca
-def recorded_bench(subject: str, ragged: bool = False) -> tuple[dict, list[str]]:  # as in bench
+def recorded_bench(
+    subject: str, ragged: bool = False, threads: int = 1,      # as in `bench`
+) -> tuple[dict, list[str]]:
     "Recorded metrics, of ragged batches or others, and a sentence about their origin."
     from rvnnbook.lab.tables import provenance
     records = [record for record in select(read_records(f"bench_{subject}"), profile="cpu")
-               if record["parameters"].get("ragged", False) == ragged]
+               if record["parameters"].get("ragged", False) == ragged
+               and record["threads"] == threads]
     records = records if subject == "efficiency" else records[-1:]
     if not records:
         return {}, ["There is no record yet."]

@@ -9,8 +9,8 @@ __all__ = ['literal_attention', 'library_attention', 'SUBJECTS', 'LITERAL', 'spr
            'geometric_window', 'tables_kept', 'AttentionLayer', 'attend_by_form', 'matrix_products', 'crvnn_products',
            'ProductRecorder', 'record_products', 'replay_products', 'beam_products', 'GatedMemory', 'scanned',
            'self_iru_literal', 'TreeOfGates', 'iru_loop', 'iru_steps', 'Subject', 'partner', 'usual_forms',
-           'literal_chunks', 'literal_nested', 'literal_rir', 'by_sentence', 'Written', 'known_entrants',
-           'make_entrant']
+           'literal_chunks', 'literal_nested', 'literal_rir', 'literal_one_soft', 'literal_gumbel', 'literal_memory',
+           'library_form', 'Written', 'known_entrants', 'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
@@ -28,7 +28,8 @@ from ..core import EncoderOutput, check_batch, length_mask
 from ..encoders.beam_tree import BeamTree
 from ..encoders.crvnn import CRvNN, PositionIndex, halt_penalty
 from ..encoders.efficient_beam import EfficientBeam
-from ..encoders.greedy_tree import tree_noise
+from ..encoders.greedy_tree import GreedyTree, tree_noise
+from ..encoders.ordered_memory import OrderedMemory
 from ..encoders.rir_beam import RIRBeam, search_levels
 from ..encoders.self_iru import IRU
 from ..layers.attention import LOG2_E, geometric_attention, seen_keys
@@ -40,7 +41,8 @@ from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, encode_with_search, hash_pair, initial_scores,
     label_nodes, leaf_keys, merge_pairs, noise_ahead, propose_pairs, prune_beam, search_and_replay,
     search_states, survivors)
-from ..reference import beam_tree, gumbel_tree, ordered_memory
+from ..reference.gumbel_tree import straight_through
+from ..reference.ordered_memory import choose_slot, memory_update
 from ..registry import create_encoder, list_encoders
 
 # %% ../../nbs/workshop/subjects.ipynb #be689f03
@@ -178,10 +180,13 @@ def literal_search(
     scores = initial_scores(len(leaves), encoder.beam, leaves)
     return *literal_steps(encoder, states, scores, lengths, generator), None
 
+def _noise(x):
+    "Where the noise comes from: every form draws the same."
+    return torch.Generator(x.device).manual_seed(0)
+
 def _searched(encoder, x, mask, search):
-    "Roots of a search; every form draws the same noise."
-    noise = torch.Generator(x.device).manual_seed(0)
-    return encode_with_search(encoder, x, mask, search, noise).root
+    "Roots of a search."
+    return encode_with_search(encoder, x, mask, search, _noise(x)).root
 
 def literal_beam(encoder: EfficientBeam, x: Tensor, mask: Tensor) -> tuple:    # root, 0, None
     "The search as it is written, with all rows of states (rir section 2)."
@@ -515,26 +520,63 @@ def literal_nested(
 def literal_rir(encoder: RIRBeam, x: Tensor, mask: Tensor) -> tuple:       # root, 0, None
     "Recursion in recursion as it is written, with all rows of states (rir section 3)."
     x = encoder.s4d(x, mask) if encoder.s4d else x
-    return encode_with_search(encoder, x, mask, literal_nested).root, 0.0, None
+    nested = encoder.training or encoder.inference == "nested"
+    return _searched(encoder, x, mask, literal_nested if nested else literal_search), 0.0, None
 
-def by_sentence(root_of: Callable) -> Callable:        # root_of(model, x, noise), x: (N, D)
-    "A literal form: a model of `rvnnbook.reference` encodes one sentence after the other."
-    def form(model, x, mask):
-        noise = tree_noise(mask).unbind(1) if model.training else [None] * len(x)
-        return torch.stack([root_of(model, *one) for one in zip(
-            map(torch.Tensor.__getitem__, x, mask), noise)]), 0.0, None
-    return form
+def literal_one_soft(encoder: BeamTree, x: Tensor, mask: Tensor) -> tuple:     # root, 0, None
+    "OneSoft that composes every pair of every hypothesis in every step (rir section 2)."
+    leaves = encoder.leaf_norm(encoder.leaf(x))
+    roots, scores, _ = LiteralBeamTree.search_trees(encoder, leaves, mask, _noise(x))
+    return (scores.softmax(-1)[..., None] * roots).sum(1), 0.0, None
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e22
+def literal_gumbel(encoder: GreedyTree, x: Tensor, mask: Tensor) -> tuple:     # root, 0, None
+    "Compose and score all pairs in every round, then choose one (Choi et al. 2018)."
+    nodes, pairs = encoder.leaves(x), mask.sum(1, keepdim=True) - 1
+    noise = tree_noise(mask, _noise(x)) if encoder.training else None
+    for t in range(int(pairs.max())):
+        left, right = nodes[:, :-1], nodes[:, 1:]
+        scores, parents = encoder.weigh(left, right, encoder.grc(left, right))
+        scores = scores if noise is None else scores + noise[t, :, :scores.shape[1]]
+        there = torch.arange(scores.shape[1], device=x.device) < pairs - t
+        scores = scores.masked_fill((pairs > t) & ~there, -torch.inf)
+        choice = straight_through(scores, encoder.temperature)
+        nodes = merge_pairs(nodes, parents, choice * there)    # no pair: the first node stays
+    return nodes[:, 0], 0.0, None
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e23
+def literal_memory(memory: OrderedMemory, x: Tensor, mask: Tensor) -> tuple:   # root, 0, None
+    "Ordered Memory, token by token and slot by slot (Ordered Memory section 3)."
+    tokens = memory.norm(memory.input(x))
+    p = x.new_zeros(memory.slots, len(x))
+    slots = candidates = x.new_zeros(*p.shape, x.shape[2])     # (K, B, D)
+    queries, states = memory.query_norm(memory.query(tokens)).unbind(1), []
+    for t, (token, query) in enumerate(zip(tokens.unbind(1), queries)):
+        if t > 0:
+            match = memory.activation(query + memory.key_norm(memory.key(candidates)))
+            p = choose_slot(memory.beta(match).squeeze(-1) / x.shape[2] ** .5, p, memory.least)
+        slots, candidates = memory_update(token, slots, candidates, p,
+                                          lambda *two: memory.norm(memory.cell(*two)))
+        states.append(candidates[-1])
+    return torch.stack(states)[mask.sum(1) - 1, torch.arange(len(x))], 0.0, None
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e06
+def library_form(encoder: nn.Module, x: Tensor, mask: Tensor) -> tuple:    # root, loss, None
+    "An encoder of this book."
+    out = encoder(x, mask, generator=_noise(x))
+    return out.root, out.loss, None
 
 LITERAL = {                            # name -> form, and what makes its model
-    "crvnn": (literal_crvnn, partial(create_encoder, "crvnn", modulation="exponentials")),
-    "ebt_grc": (literal_beam, partial(create_encoder, "ebt_grc")),
-    "rir_ebt_grc": (literal_rir, partial(create_encoder, "rir_ebt_grc", inference="nested")),
-    "gumbel_tree": (by_sentence(lambda model, x, noise: model(x, noise)[0]),
-                    gumbel_tree.GumbelTree),
-    "bt_grc_os": (by_sentence(lambda model, x, _: model(x)[0]),
-                  partial(beam_tree.BeamTree, soft=True)),
-    "ordered_memory": (by_sentence(lambda model, x, _: model(x)[0][-1]),
-                       ordered_memory.OrderedMemory)}
+    "crvnn": (literal_crvnn, make_crvnn),
+    "ebt_grc": (literal_beam, EfficientBeam),
+    "rir_ebt_grc": (literal_rir, RIRBeam),
+    "gumbel_tree": (literal_gumbel, partial(GreedyTree, choice="gumbel")),
+    "bt_grc_os": (literal_one_soft, partial(BeamTree, soft=True)),
+    "ordered_memory": (literal_memory, OrderedMemory)}
+SUBJECTS |= {
+    name: Subject(make, form, library_form, None, "", dict.fromkeys(
+        ("literal", "library", "products"), {}), chooses=name != "ordered_memory")
+    for name, (form, make) in list(LITERAL.items())[2:]}
 
 # %% ../../nbs/workshop/subjects.ipynb #46053708
 class Written(nn.Module):
