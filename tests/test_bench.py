@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -288,7 +289,7 @@ def test_the_beam_is_measured(clone, monkeypatch, capsys):
     assert out.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
     assert "gradient_gap" in metrics["n <= 12, batch 3, library"] and "gradient_gap" not in metrics["n <= 12, batch 3, library, inference"]
     assert all(metrics[f"n <= 12, batch 3, library{how}"]["root_gap"] < 1e-4 for how in ("", ", compiled", ", inference", ", compiled inference"))
-    found, again = (way(tasks[1]) for way in (fresh, lambda task: measure(**task)))
+    found, again = (way(tasks[1]) for way in (partial(fresh, measure), lambda task: measure(**task)))
     assert tasks[1]["form"] == "library" and found["counts"] == again["counts"] and apart(found, again)["root_gap"] < 1e-4
 
 
@@ -560,7 +561,7 @@ def test_the_peak_is_of_memory_in_use_and_begins_anew():
 
 def test_a_process_counts_its_own_memory_and_not_its_parents():
     ballast = torch.ones(100_000_000)                                  # 400 MB
-    found = fresh(dict(subject="crvnn", form="literal", length=500, batch=1, dim=2))
+    found = fresh(measure, dict(subject="crvnn", form="literal", length=500, batch=1, dim=2))
     del ballast
     rounds, matrix = found["counts"][0], 500 * 500 * 4 / 1e6
     assert 4 * rounds * matrix < found["memory_mb"] < 40 * rounds * matrix       # that is 16 to 160 MB for 16 rounds
@@ -568,7 +569,7 @@ def test_a_process_counts_its_own_memory_and_not_its_parents():
 
 
 def test_the_checkpointed_form_keeps_less():
-    kept = {form: fresh(dict(subject="crvnn", form=form, length=300, batch=1, dim=32))["memory_mb"] for form in FORMS[1:3]}
+    kept = {form: fresh(measure, dict(subject="crvnn", form=form, length=300, batch=1, dim=32))["memory_mb"] for form in FORMS[1:3]}
     assert kept["library, checkpointed"] < 0.7 * kept["library"]
 
 
@@ -589,16 +590,16 @@ def test_what_fails_is_told(tmp_path, capsys):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
 def test_whoever_runs_out_of_memory_says_so_in_his_own_words():
     "Here it is oneDNN, which could not create a primitive."
-    assert fresh(dict(subject="beam_tree", form="literal", length=100, batch=8, dim=128, memory=300)) == {"failed": {"out_of_memory": 1}}
+    assert fresh(measure, dict(subject="beam_tree", form="literal", length=100, batch=8, dim=128, memory=300)) == {"failed": {"out_of_memory": 1}}
 
 
 def test_what_takes_too_long_is_told():
-    assert fresh(dict(form="literal", length=1000, **TINY), limit=0.2) == {"failed": {"over_limit_s": 0.2}}
+    assert fresh(measure, dict(form="literal", length=1000, **TINY), limit=0.2) == {"failed": {"over_limit_s": 0.2}}
 
 
 def test_what_is_wrong_otherwise_stops_everything():
     with pytest.raises(BenchError, match="crvnn, literal, n = 20: RuntimeError: .*abacus"):
-        fresh(dict(form="literal", length=20, device="abacus", **TINY))
+        fresh(measure, dict(form="literal", length=20, device="abacus", **TINY))
 
 
 # ---- words and numbers

@@ -91,11 +91,11 @@ def test_the_optimiser_takes_part(monkeypatch):
 
 
 def test_in_a_process_of_its_own():
-    found = fresh(dict(name="bilstm", expressions=SHORT, dim=8, limit=math.inf))
+    found = fresh(train_steps, dict(name="bilstm", expressions=SHORT, dim=8, limit=math.inf))
     assert found["count"] == 2 and found["seconds"] > 0
-    assert fresh(dict(name="bilstm", expressions=[SHORT[0]] * 2, dim=2048, memory=4)) == {"failed": {"out_of_memory": 1}}
+    assert fresh(train_steps, dict(name="bilstm", expressions=[SHORT[0]] * 2, dim=2048, memory=4)) == {"failed": {"out_of_memory": 1}}
     with pytest.raises(BenchError, match="bilstm: .*token 2 is 'x'"):
-        fresh(dict(name="bilstm", expressions=["[MAX 2 x ]"], dim=8))
+        fresh(train_steps, dict(name="bilstm", expressions=["[MAX 2 x ]"], dim=8))
 
 
 def test_who_had_no_memory_is_spared():

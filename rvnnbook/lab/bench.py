@@ -108,11 +108,12 @@ class BenchError(RuntimeError):
 NO_ROOM = (r"MemoryError|allocate|not enough memory|out of memory|bad_alloc"
            r"|could not create a (primitive|memory)")       # the last by oneDNN
 
-def fresh(task: dict, limit: float | None = 600.0) -> dict:        # limit: seconds
-    "What the function for a task returns in a process of its own, or {'failed': reason}."
-    function = ("predict_speed" if "batch_tokens" in task else
-                "train_steps" if "expressions" in task else "measure")
-    how = f"rvnnbook.lab.bench:{function}"
+def fresh(
+    function: Callable, task: dict,        # of this module, such as `measure`; its arguments
+    limit: float | None = 600.0,           # seconds
+) -> dict:                                 # what it returns, or {"failed": reason}
+    "Call a function in a process of its own."
+    how = f"rvnnbook.lab.bench:{function.__name__}"
     try:
         return call_fresh(how, task, task.get("threads", 1), limit)
     except TimeoutExpired:
@@ -168,10 +169,11 @@ def tasks_of(subject: str, run: SimpleNamespace) -> dict[str, dict]:       # as 
 
 # %% ../../nbs/workshop/bench.ipynb #293fc6f1
 def take_turns(
-    subject: str, run: SimpleNamespace, one: Callable = fresh,     # how: one(task, limit)
+    subject: str, run: SimpleNamespace, one: Callable | None = None,   # how: one(task, limit)
 ) -> Iterator[dict[str, dict]]:            # "n = 100, batch 1, library" -> name -> number
     "Measure a step of all forms in turn, or steps of all encoders: lines after each measurement."
     every, failed = subject == "efficiency", {}
+    one = one or partial(fresh, train_steps if every else measure)
     limit, repeats, counts = (None, 1, "") if every else (
         run.limit, run.repeats, SUBJECTS[subject].counts)
     for case, tasks in tasks_of(subject, run).items():
@@ -185,7 +187,7 @@ def take_turns(
             yield {f"{case}, {name}": row for name, row in summarize(taken, counts).items()}
         failed = failed if every else {}       # an encoder is not measured on longer ranges
 
-def bench(subject: str, run: SimpleNamespace, one: Callable = fresh) -> dict[str, dict]:
+def bench(subject: str, run: SimpleNamespace, one: Callable | None = None) -> dict[str, dict]:
     "Measure and record, as in `take_turns`. After an interruption, encoders so far are kept."
     kept = None if run.profile == "smoke" else results_folder(run.profile)
     metrics, modules, began, done = {}, code_hashes(), datetime.now(timezone.utc), False
@@ -400,7 +402,7 @@ def predict_speed(
 # %% ../../nbs/workshop/bench.ipynb #6be1d004
 def bench_predict(
     run: SimpleNamespace,      # checked parameters of the page on predictions
-    one: Callable = fresh,     # how each is measured: one(task, limit)
+    one: Callable = partial(fresh, predict_speed),     # how each is measured: one(task, limit)
 ) -> dict[str, dict]:          # "1000 expressions, in batches" -> name -> number
     "Measure and record predictions for the official ListOps test, or for generated expressions."
     began, modules, taken = datetime.now(timezone.utc), code_hashes(), {}
