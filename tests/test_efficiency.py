@@ -42,7 +42,7 @@ def test_expressions_are_of_the_range():
 def test_everyone_can_take_part(name):
     found = train_steps(name, SHORT, dim=8)
     assert found["count"] == 2 and 0 < found["fastest_s"] <= found["seconds"] <= found["slowest_s"] < 60
-    assert found["memory_mb"] >= 0 and all(map(math.isfinite, found.values()))
+    assert found["memory_mb"] >= 0 and all(map(math.isfinite, found.values())) and 0 < found["products_s"] < found["slowest_s"]
 
 
 @pytest.mark.parametrize("name", sorted(LITERAL))
@@ -87,7 +87,7 @@ def test_the_optimiser_takes_part(monkeypatch):
     real = module.make_optimizer
     monkeypatch.setattr(module, "make_optimizer", watched)
     train_steps("bilstm", SHORT, dim=8)
-    assert len(taken) == 3 and all(size > 0 for size in taken)                 # one that nobody measures, and two that count
+    assert len(taken) == 4 and all(size > 0 for size in taken)                 # before, two that count, and one whose products are recorded
 
 
 def test_in_a_process_of_its_own():
@@ -108,6 +108,9 @@ def test_who_had_no_memory_is_spared():
     assert tasks == [("crvnn", 4), ("lstm", 4), ("lstm", 7)]
     assert metrics["7 to 7 tokens, crvnn"] == {"out_of_memory": 1} and len(metrics) == 4
     assert efficiency_lines(metrics)[2:] == [["", "lstm", "1", "0", "1", "0"], ["", "crvnn", "–", "–", "–", "–"]]
+    shares = {split: line | ({"products_s": .25} if "7 to" in split and "seconds" in line else {}) for split, line in metrics.items()}
+    assert efficiency_lines(shares)[1:] == [["", "", *["s a step", "÷ products", "MB"] * 2], ["", "lstm", "1", "–", "0", "1", "4", "0"],
+                                            ["", "crvnn", *["–"] * 6]]
 
 
 def test_settings(capsys):

@@ -229,8 +229,9 @@ def summarize(taken: dict[str, list], counts: str) -> dict[str, dict]:     # cou
                 "fastest_s": min(found.get("fastest_s", found["seconds"]) for found in results),
                 "slowest_s": max(found.get("slowest_s", found["seconds"]) for found in results),
                 "count": sum(found.get("count", 1) for found in results)}
-            if "memory_mb" in first:
-                line["memory_mb"] = statistics.median(found["memory_mb"] for found in results)
+            for name in ("memory_mb", "products_s"):
+                if name in first:
+                    line[name] = statistics.median(found[name] for found in results)
             if "counts" in first:
                 line[counts] = statistics.fmean(first["counts"])
             exact = next(iter(taken.get(partner(form, "literal"), ())), {})
@@ -338,7 +339,7 @@ def train_steps(
     name: str, expressions: list[str], dim: int,   # one of known_entrants(); one a step; D
     threads: int = 1, device: str = "cpu",         # of PyTorch; or "cuda"
     limit: float = math.inf, memory: int | None = None,            # as in `timed`
-) -> dict:                             # seconds a step, their extremes, count, memory_mb
+) -> dict:             # seconds a step, their extremes, count, memory_mb, products_s
     "Steps of training on one expression each (rir Table 1)."
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)                         # as in the experiments
@@ -354,19 +355,26 @@ def train_steps(
             yield (type(batch)(*(part.to(device) for part in batch)),)
     step(*next(batches(draw_range(100, 100, 1))))          # compiles; not measured
     seconds, grown, _ = timed(step, batches(expressions), device, memory, limit)
+    middle = statistics.median_low(seconds)                # of one expression
+    products = record_products(step, *next(batches([expressions[seconds.index(middle)]])))
+    alone, *_ = timed(replay_products(products, device), [()] * 3, device)
     torch.set_flush_denormal(False)
-    return {"seconds": statistics.median(seconds), "fastest_s": min(seconds),
-            "slowest_s": max(seconds), "count": len(seconds), "memory_mb": grown}
+    return {"seconds": middle, "fastest_s": min(seconds), "slowest_s": max(seconds),
+            "count": len(seconds), "memory_mb": grown, "products_s": statistics.median(alone)}
 
 # %% ../../nbs/workshop/bench.ipynb #d483b6c2
 def efficiency_lines(metrics: dict[str, dict]) -> list[list[str]]:     # of take_turns
     "Time and memory of each encoder, the quickest at the last range first; two lines of heads."
+    metrics = {split: line | ({"share": line["seconds"] / line["products_s"]}
+                              if "products_s" in line else {}) for split, line in metrics.items()}
     ranges = list(dict.fromkeys(cases(metrics).values()))
-    costs = {name: [by_range(metrics, name, what) for what in ("seconds", "memory_mb")]
-             for name in forms_of(metrics)}
+    heads = {"seconds": "s a step", "share": "÷ products", "memory_mb": "MB"}
+    heads = {what: head for what, head in heads.items()
+             if what != "share" or any(what in line for line in metrics.values())}
+    costs = {name: [by_range(metrics, name, what) for what in heads] for name in forms_of(metrics)}
     slowness = lambda name: [costs[name][0].get(place, math.inf) for place in ranges[::-1]]
-    return [["", "tokens", *(f"{low} to {high}" for low, high in ranges for _ in "sm")],
-            ["", "", *["s a step", "MB"] * len(ranges)],
+    return [["", "tokens", *(f"{low} to {high}" for low, high in ranges for _ in heads)],
+            ["", "", *[*heads.values()] * len(ranges)],
             *(["", name, *(shown(box.get(place)) for place in ranges for box in costs[name])]
               for name in sorted(costs, key=slowness))]
 
