@@ -510,13 +510,13 @@ def test_predictions_are_measured_in_turn_and_recorded(clone, monkeypatch):
     taken = []
     def one(task, limit):
         assert set(task["expressions"]) == {"[MAX 1 ]"} and limit == 60.0
-        taken.append((len(task["expressions"]), task["batch_tokens"]))
+        taken.append((len(task["expressions"]), task["batch_tokens"], *[True] * task.get("literal", False)))
         return {"seconds": 1.0 + len(taken), "count": len(task["expressions"]), "memory_mb": 5.0, "accuracy": 1.0}
-    run = SimpleNamespace(profile="cpu", encoder="crvnn", counts="10 40", batch_tokens=64, threads=1, repeats=2, device="cpu", limit=60.0)
+    run = SimpleNamespace(profile="cpu", encoder="crvnn", counts="10 40", literal=10, batch_tokens=64, threads=1, repeats=2, device="cpu", limit=60.0)
     metrics = bench_predict(run, one)
-    assert taken == [(10, 0), (10, 64), (40, 0), (40, 64)] * 2
-    assert metrics["40 expressions, in batches"]["seconds"] == 7.0 and metrics["10 expressions, one by one"]["fastest_s"] == 2.0
-    assert predict_lines(metrics)[-1] == ["40 expressions", "in batches", "7", "5.71", "5"]
+    assert taken == [(10, 0), (10, 64), (10, 0, True), (40, 0), (40, 64)] * 2
+    assert metrics["40 expressions, in batches"]["seconds"] == 8.5 and metrics["10 expressions, one by one"]["fastest_s"] == 2.0
+    assert predict_lines(metrics)[-1] == ["40 expressions", "in batches", "8.5", "4.71", "5"]
     kept, (said,) = recorded_bench("predict")
     assert kept == metrics and not said.startswith("Width") and check_results(Path("nbs/results"), "bench_predict") == []
     failed = bench_predict(SimpleNamespace(**vars(run) | {"profile": "smoke"}), lambda task, limit: {"failed": {"over_limit_s": limit}})

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from subprocess import TimeoutExpired
 from types import SimpleNamespace
@@ -33,8 +33,8 @@ from rvnnbook.lab.records import (
 from .run import StatusError, call_fresh
 from .settings import ParameterError, unknown_name
 from .subjects import (
-    SUBJECTS, known_entrants, make_entrant, partner, problem, record_products, replay_products,
-    spread, take_step, usual_forms)
+    LITERAL, SUBJECTS, Written, known_entrants, make_entrant, partner, problem, record_products,
+    replay_products, spread, take_step, usual_forms)
 from .train import classification_loss, make_optimizer
 from ..tasks.classify import Classifier, load_pretrained
 
@@ -391,17 +391,23 @@ def predict_speed(
     name: str,                         # encoder of a trained model, such as "ebt_grc"
     expressions: list[str],            # of ListOps
     batch_tokens: int,                 # positions computed at a time; 0: one expression
+    literal: bool = False,             # its literal form; 64 expressions at a time, by length
     threads: int = 1,                  # of PyTorch
     device: str = "cpu",               # or "cuda"
 ) -> dict:                             # seconds, count, memory_mb, share of values that are right
     "Time and memory of predictions by a pretrained model."
     torch.set_num_threads(threads)
     model, right = load_pretrained(name, "listops").to(device), 0
+    if literal:
+        model.encoder = Written(model.encoder, LITERAL[name][0], model.encoder.dim)
+        expressions = sorted(expressions, key=lambda text: len(text.split()))
     model.predict(draw_range(20, 100, 4) + ["7"])          # compiles; not measured
     values = [evaluate(tuple(text.split())) for text in expressions]
+    size = 64 if literal else 1
     def count_right():
         found = (model.predict_stream(expressions, batch_tokens=batch_tokens) if batch_tokens
-                 else (model.predict([text])[0] for text in expressions))
+                 else chain.from_iterable(model.predict(expressions[i:i + size], batch_tokens=10**9)
+                                          for i in range(0, len(expressions), size)))
         return sum(one.label == value for one, value in zip(found, values, strict=True))
     (seconds,), grown, right = timed(count_right, [()], device)
     return {"seconds": seconds, "count": len(values), "memory_mb": grown,
@@ -416,10 +422,13 @@ def bench_predict(
     began, modules, taken = datetime.now(timezone.utc), code_hashes(), {}
     examples = official_test() or list(unique_draws(10_000, seed=0))
     texts = [" ".join(example.tokens) for example in examples]
-    for _, count, (form, tokens) in product(
-            range(run.repeats), map(int, run.counts.split()),
-            {"one by one": 0, "in batches": run.batch_tokens}.items()):
-        found = one(dict(name=run.encoder, expressions=texts[:count], batch_tokens=tokens,
+    forms = {"one by one": {"batch_tokens": 0}, "in batches": {"batch_tokens": run.batch_tokens}}
+    written = {"literal": {"batch_tokens": 0, "literal": True}}
+    counts = sorted({*map(int, run.counts.split()), *[run.literal] * bool(run.literal)})
+    for _, (count, (form, how)) in product(range(run.repeats), [
+            (count, pair) for count in counts
+            for pair in (forms | (written if count == run.literal else {})).items()]):
+        found = one(dict(name=run.encoder, expressions=texts[:count], **how,
                          threads=run.threads, device=run.device), run.limit)
         print(f"{count} expressions, {form}: {describe_measurement(found)}", flush=True)
         taken.setdefault(f"{count} expressions, {form}", []).append(found)
