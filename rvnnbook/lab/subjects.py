@@ -366,8 +366,8 @@ def replay_products(products: list, device: str = "cpu") -> Callable:  # from `r
         size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides))
         most[slot, kind] = max(size, most.get((slot, kind), 0))
     pools = {key: torch.rand(size, device=device).to(key[1]) for key, size in most.items()}
-    todo = [(multiply[len(one[1][1])], *(pools[slot, kind].as_strided(shape, strides)
-                                         for slot, (kind, shape, strides) in enumerate(one)))
+    view = lru_cache(None)(lambda slot, kind, *layout: pools[slot, kind].as_strided(*layout))
+    todo = [(multiply[len(one[1][1])], *(view(slot, *layout) for slot, layout in enumerate(one)))
             for one in products]
     def work():
         for compute, left, right, result in todo:
