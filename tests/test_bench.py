@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -24,9 +25,10 @@ from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.data.listops import Example
 from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_predict, bench_record, by_length, cases, check_bench,
                                 findings, forms_of, fresh, gap, growth, measure, predict_lines, recorded_bench, summarize)
-from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, attention_products, beam_products, crvnn_products, library_attention, library_beam,
-                                   library_crvnn, literal_attention, literal_beam, literal_crvnn, problem, replayed, spread, take_step,
-                                   tables_kept, usual_forms)
+from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, beam_products, crvnn_products, library_attention, library_beam, library_crvnn,
+                                   literal_attention, literal_beam, literal_crvnn, problem, record_products, replay_products, replayed, spread,
+                                   take_step, tables_kept, usual_forms)
+from rvnnbook.registry import create_encoder
 from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
@@ -139,12 +141,63 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class CountAll(Count):
-    "Those of a batch of products as well."
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name == "aten::bmm":
-            self.total += 2 * args[0].numel() * args[1].shape[-1]
-        return super().__torch_dispatch__(func, types, args, kwargs)
+def operations(step, *inputs):
+    "Those of all recorded products."
+    return sum(2 * math.prod(left[1]) * (right[1][1:] or [1])[-1] for left, right, _ in record_products(step, *inputs))
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2, bias=False)),
+                                  lambda: torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(), torch.nn.Linear(4, 2))])
+def test_every_product_of_a_small_net_is_recorded(make):
+    net, x = make(), torch.randn(5, 3)
+    products = record_products(lambda: net(x).sum().backward())
+    found = sorted(tuple(tuple(shape) for _, shape, _ in product) for product in products)
+    forward = [((5, 3), (3, 4), (5, 4)), ((5, 4), (4, 2), (5, 2))]
+    assert found == sorted([*forward, ((2, 5), (5, 4), (2, 4)), ((5, 2), (2, 4), (5, 4)), ((4, 5), (5, 3), (4, 3))])
+    first = next(product for product in products if product[1][1] == (3, 4))
+    assert first[1][2] == (1, 3) and {kind for product in products for kind, *_ in product} == {torch.float32}    # a transposed weight
+    assert all(one == two for one, two in zip(products, record_products(replay_products(products)), strict=True))
+    assert net[0].weight.grad is not None and torch.backends.mkldnn.set_flags()[0] is True
+
+
+def test_products_of_all_kinds_are_recorded_and_replayed():
+    a, b, v, out = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(4), torch.empty(3, 5)
+    def step():
+        torch.mm(a[0], b[0], out=out)
+        out.addmm_(a[1], b[1])
+        torch.baddbmm(torch.zeros(2, 3, 5), a, b)
+        torch.einsum("bij,bjk->bik", a, b.double().float())
+        torch.addmv(v[:3], a[0], v)
+        a[0] @ v
+        a * 2
+    products = record_products(step)
+    assert [tuple(product[2][1]) for product in products] == [(3, 5), (3, 5), (2, 3, 5), (2, 3, 5), (3,), (3,)]
+    replay_products(products)()
+    assert record_products(lambda: None) == [] and replay_products([])() is None
+
+
+def test_the_products_of_library_functions_are_recorded():
+    "An LSTM and attention, which call fused operations otherwise."
+    unit, x = torch.nn.LSTM(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    assert operations(unit, x) == 2 * 2 * 5 * 16 * (3 + 4)
+    assert operations(torch.nn.functional.scaled_dot_product_attention, *torch.randn(3, 2, 5, 3)) == 2 * 2 * 2 * 5 * 5 * 3
+
+
+def test_the_products_of_the_search_and_of_its_own_backward_pass_are_recorded():
+    "The compiled search has the products of the other, and the backward pass at least those of the replayed nodes."
+    counts = {}
+    for compiled in (False, True):
+        encoder, x, mask, direction = problem(lambda dim: EfficientBeam(dim, compiled=compiled), 20, 1, 8)
+        counts[compiled] = [operations(take_step, library_beam, encoder, x, mask, direction, train) for train in (True, False)]
+        nodes = replayed(encoder.train(), x, mask)
+        with Count() as floor:
+            beam_products(encoder, [20], nodes)()
+        with Count() as search:
+            beam_products(encoder, [20], [0])()
+        assert floor.total < counts[compiled][0] and search.total < counts[compiled][1] < counts[compiled][0]
+    assert counts[True] == pytest.approx(counts[False], rel=.2)
+    found = create_encoder("ebt_grc", dim=8)
+    assert operations(lambda: found(x, mask).root.sum().backward()) > floor.total / 2
 
 
 @pytest.mark.parametrize("rounds", [[3], [2, 5, 5]])
@@ -168,17 +221,16 @@ def test_the_scan_in_its_forms(ragged):
                 assert gap(found[form][name], found["literal"][name]) < 1e-5
     encoder = problem(SUBJECTS["scan"].make, *sizes)[0]
     assert encoder.form == "unbound"
-    work = SUBJECTS["scan"].products(encoder, spread(40, 3, ragged), found["library"]["counts"])
-    with Count() as count:
-        work()
-    assert count.total == 2 * 2 * sum(spread(40, 3, ragged)) * 8 * 16
+    assert SUBJECTS["scan"].products is None and set(measure("scan", "products", *sizes, ragged=ragged)) == {"seconds"}
+    inputs = problem(SUBJECTS["scan"].make, *sizes, ragged=ragged)[1:]
+    assert operations(take_step, SUBJECTS["scan"].library, encoder, *inputs) == 2 * 2 * 3 * 40 * 8 * 16          # with the padding
     with pytest.raises(ValueError, match="unknown form 'tree'; known: loop, blocks"):
         GatedMemory(8, form="tree")(*problem(SUBJECTS["scan"].make, *sizes)[1:3])
 
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_the_tree_of_gates_in_its_forms(ragged):
-    "All compute the same; the floor is every linear map, forward and backward."
+    "All compute the same; the floor has every linear map, forward and backward."
     sizes, found = (30, 3, 8), {}
     for form in SUBJECTS["self_iru"].forms:
         if form != "products":
@@ -187,12 +239,10 @@ def test_the_tree_of_gates_in_its_forms(ragged):
             for name in ("root", "gradient"):
                 assert gap(found[form][name], found["literal"][name]) < 1e-5
     assert list(SUBJECTS["self_iru"].forms) == ["literal", "literal, step by step", "library", "products"]
-    encoder = problem(SUBJECTS["self_iru"].make, *sizes)[0]
+    encoder, *inputs = problem(SUBJECTS["self_iru"].make, *sizes, ragged=ragged)
     assert len(encoder.unit.bases) == 3 and encoder.form == "scans"
-    work = SUBJECTS["self_iru"].products(encoder, spread(30, 3, ragged), found["library"]["counts"])
-    with Count() as count:
-        work()
-    assert count.total == 3 * 2 * sum(spread(30, 3, ragged)) * (8 * 8 + 9 * 8 * 8 + 6 * 8)
+    floor = 2 * 3 * 30 * (2 * 8 * 8 + 3 * (9 * 8 * 8 + 6 * 8))                                 # the tokens need no gradient
+    assert operations(take_step, SUBJECTS["self_iru"].library, encoder, *inputs) == floor
 
 
 @pytest.mark.parametrize("subject, form, wanted", [("crvnn", "products", None), ("beam_tree", "products", None), ("beam_tree", "products, inference", [0, 0])])
@@ -239,8 +289,19 @@ def test_the_beam_is_measured(clone, monkeypatch, capsys):
     assert out.splitlines() == [f"{split}: {line['seconds']:.3g} s" for split, line in metrics.items()]
     assert "gradient_gap" in metrics["n <= 12, batch 3, library"] and "gradient_gap" not in metrics["n <= 12, batch 3, library, inference"]
     assert all(metrics[f"n <= 12, batch 3, library{how}"]["root_gap"] < 1e-4 for how in ("", ", compiled", ", inference", ", compiled inference"))
-    found, again = (way(tasks[1]) for way in (fresh, lambda task: measure(**task)))
+    found, again = (way(tasks[1]) for way in (partial(fresh, measure), lambda task: measure(**task)))
     assert tasks[1]["form"] == "library" and found["counts"] == again["counts"] and apart(found, again)["root_gap"] < 1e-4
+
+
+# ---- encoders with literal forms for batches
+
+@pytest.mark.parametrize("name", ["gumbel_tree", "bt_grc_os", "ordered_memory", "rir_ebt_grc"])
+def test_an_encoder_is_measured_in_ragged_batches(name):
+    found = {form: measure(name, form, 20, 3, 8, ragged=True) for form in SUBJECTS[name].forms}
+    names = {"root", "gradient"} | ({"exact"} if SUBJECTS[name].chooses else set())
+    assert set(found["products"]) == {"seconds"} and set(found["literal"]) == set(found["library"]) == {"seconds", "memory_mb", *names}
+    for what in names:
+        assert gap(found["library"][what], found["literal"][what]) < (1e-12 if what == "exact" else 1e-4)
 
 
 # ---- attention
@@ -275,16 +336,10 @@ def test_the_forms_of_attention_compute_the_same(length, batch, dim):
 
 @pytest.mark.parametrize("batch, dim", [(1, 8), (3, 32)])
 def test_the_products_of_attention_are_those_of_the_forms(batch, dim):
-    "But for the gradient of the vectors, which nobody needs: the floor counts three products for each linear map."
-    layer, x, mask, direction = problem(ATTENTION.make, 20, batch, dim)
-    work = attention_products(layer, [20] * batch, [])
-    with CountAll() as floor:
-        work()
-    assert floor.total == 6 * batch * (20 * dim * 4 * dim + 2 * 20 * 20 * dim)
+    "Three for each linear map and each product of a head; the vectors need no gradient."
+    inputs = problem(ATTENTION.make, 20, batch, dim)
     for form in (literal_attention, library_attention):
-        with CountAll() as count:
-            take_step(form, layer, x, mask, direction)
-        assert count.total == floor.total - 2 * batch * 20 * dim * dim
+        assert operations(take_step, form, *inputs) == 6 * batch * (20 * dim * 4 * dim + 2 * 20 * 20 * dim) - 2 * batch * 20 * dim * dim
 
 
 def test_what_is_kept_is_counted_once():
@@ -318,7 +373,7 @@ def test_every_subject_has_a_page(capsys):
         words = ["-p", f"subject={subject}"] if name == "bench_layers" else []
         assert gate([*words, "-p", "lengths=1"], name) == 2
         assert "lengths is 1" in capsys.readouterr().err
-    assert gate(["-p", "subject=abacus"]) == 2 and "subject is 'abacus': Input should be 'attention', 'scan' or 'self_iru'" in capsys.readouterr().err
+    assert gate(["-p", "subject=abacus"]) == 2 and "subject is 'abacus': Input should be 'attention', 'bt_grc_os', 'gumbel_tree', 'ordered_memory', 'rir_ebt_grc', 'scan' or 'self_iru'" in capsys.readouterr().err
     assert gate(["-p", "encoders=lstm"]) == 2 and "unknown parameter 'encoders'" in capsys.readouterr().err
 
 
@@ -441,6 +496,9 @@ def test_the_last_record_of_its_kind_is_shown(clone, monkeypatch):
     for number, ragged in enumerate((False, False, True)):
         metrics = {split_name(9, 1, "library", ragged): {"seconds": 1.0 + number}}
         append(bench_record("beam_tree", asked(profile="cpu", lengths="9", ragged=ragged), metrics, code_hashes(), now()))
+    two = {split_name(9, 1, "library", True): {"seconds": 9.0}}
+    append(bench_record("beam_tree", asked(profile="cpu", lengths="9", ragged=True, threads=2), two, code_hashes(), now()))
+    assert recorded_bench("beam_tree", True, threads=2)[0] == two
     for ragged, seconds in ((False, 2.0), (True, 3.0)):
         metrics, (said,) = recorded_bench("beam_tree", ragged)
         assert metrics[split_name(9, 1, "library", ragged)]["seconds"] == seconds and said.startswith("Width 8; ")
@@ -452,13 +510,13 @@ def test_predictions_are_measured_in_turn_and_recorded(clone, monkeypatch):
     taken = []
     def one(task, limit):
         assert set(task["expressions"]) == {"[MAX 1 ]"} and limit == 60.0
-        taken.append((len(task["expressions"]), task["batch_tokens"]))
+        taken.append((len(task["expressions"]), task["batch_tokens"], *[True] * task.get("literal", False)))
         return {"seconds": 1.0 + len(taken), "count": len(task["expressions"]), "memory_mb": 5.0, "accuracy": 1.0}
-    run = SimpleNamespace(profile="cpu", encoder="crvnn", counts="10 40", batch_tokens=64, threads=1, repeats=2, device="cpu", limit=60.0)
+    run = SimpleNamespace(profile="cpu", encoder="crvnn", counts="10 40", literal=10, batch_tokens=64, threads=1, repeats=2, device="cpu", limit=60.0)
     metrics = bench_predict(run, one)
-    assert taken == [(10, 0), (10, 64), (40, 0), (40, 64)] * 2
-    assert metrics["40 expressions, in batches"]["seconds"] == 7.0 and metrics["10 expressions, one by one"]["fastest_s"] == 2.0
-    assert predict_lines(metrics)[-1] == ["40 expressions", "in batches", "7", "5.71", "5"]
+    assert taken == [(10, 0), (10, 64), (10, 0, True), (40, 0), (40, 64)] * 2
+    assert metrics["40 expressions, in batches"]["seconds"] == 8.5 and metrics["10 expressions, one by one"]["fastest_s"] == 2.0
+    assert predict_lines(metrics)[-1] == ["40 expressions", "in batches", "8.5", "4.71", "5"]
     kept, (said,) = recorded_bench("predict")
     assert kept == metrics and not said.startswith("Width") and check_results(Path("nbs/results"), "bench_predict") == []
     failed = bench_predict(SimpleNamespace(**vars(run) | {"profile": "smoke"}), lambda task, limit: {"failed": {"over_limit_s": limit}})
@@ -503,7 +561,7 @@ def test_the_peak_is_of_memory_in_use_and_begins_anew():
 
 def test_a_process_counts_its_own_memory_and_not_its_parents():
     ballast = torch.ones(100_000_000)                                  # 400 MB
-    found = fresh(dict(subject="crvnn", form="literal", length=500, batch=1, dim=2))
+    found = fresh(measure, dict(subject="crvnn", form="literal", length=500, batch=1, dim=2))
     del ballast
     rounds, matrix = found["counts"][0], 500 * 500 * 4 / 1e6
     assert 4 * rounds * matrix < found["memory_mb"] < 40 * rounds * matrix       # that is 16 to 160 MB for 16 rounds
@@ -511,7 +569,7 @@ def test_a_process_counts_its_own_memory_and_not_its_parents():
 
 
 def test_the_checkpointed_form_keeps_less():
-    kept = {form: fresh(dict(subject="crvnn", form=form, length=300, batch=1, dim=32))["memory_mb"] for form in FORMS[1:3]}
+    kept = {form: fresh(measure, dict(subject="crvnn", form=form, length=300, batch=1, dim=32))["memory_mb"] for form in FORMS[1:3]}
     assert kept["library, checkpointed"] < 0.7 * kept["library"]
 
 
@@ -532,16 +590,16 @@ def test_what_fails_is_told(tmp_path, capsys):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
 def test_whoever_runs_out_of_memory_says_so_in_his_own_words():
     "Here it is oneDNN, which could not create a primitive."
-    assert fresh(dict(subject="beam_tree", form="literal", length=100, batch=8, dim=128, memory=300)) == {"failed": {"out_of_memory": 1}}
+    assert fresh(measure, dict(subject="beam_tree", form="literal", length=100, batch=8, dim=128, memory=300)) == {"failed": {"out_of_memory": 1}}
 
 
 def test_what_takes_too_long_is_told():
-    assert fresh(dict(form="literal", length=1000, **TINY), limit=0.2) == {"failed": {"over_limit_s": 0.2}}
+    assert fresh(measure, dict(form="literal", length=1000, **TINY), limit=0.2) == {"failed": {"over_limit_s": 0.2}}
 
 
 def test_what_is_wrong_otherwise_stops_everything():
     with pytest.raises(BenchError, match="crvnn, literal, n = 20: RuntimeError: .*abacus"):
-        fresh(dict(form="literal", length=20, device="abacus", **TINY))
+        fresh(measure, dict(form="literal", length=20, device="abacus", **TINY))
 
 
 # ---- words and numbers

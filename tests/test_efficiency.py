@@ -15,8 +15,9 @@ from rvnnbook.lab import bench as module
 from rvnnbook.lab.bench import (BenchError, bench, bench_record, by_range, check_bench, draw_range, efficiency_lines,
                                 fresh, pareto_front, recorded_bench, split_metric, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
-from rvnnbook.lab.subjects import LITERAL, known_entrants, make_entrant
-from rvnnbook.registry import create_encoder, list_encoders
+from rvnnbook.core import length_mask
+from rvnnbook.lab.subjects import LITERAL, known_entrants, library_form, make_entrant
+from rvnnbook.registry import list_encoders
 
 EXPERIMENTS = Path(__file__).parents[1] / "nbs" / "experiments"
 
@@ -41,32 +42,32 @@ def test_expressions_are_of_the_range():
 def test_everyone_can_take_part(name):
     found = train_steps(name, SHORT, dim=8)
     assert found["count"] == 2 and 0 < found["fastest_s"] <= found["seconds"] <= found["slowest_s"] < 60
-    assert found["memory_mb"] >= 0 and all(map(math.isfinite, found.values()))
+    assert found["memory_mb"] >= 0 and all(map(math.isfinite, found.values())) and 0 < found["products_s"] < found["slowest_s"]
 
 
 @pytest.mark.parametrize("name", sorted(LITERAL))
-def test_literal_forms_compute_the_same(name):
-    written = make_entrant(f"{name}, literal", 8).double().eval()
-    encoder = written.encoder
-    if name == "rir_ebt_grc":
-        encoder.align, encoder.arity = "string", 4                              # nothing is drawn, and there are three levels
-    if read := type(encoder).__module__.startswith("rvnnbook.reference"):       # it draws and mixes in training, as the encoder does
-        encoder = create_encoder(name, dim=8).double()
-        encoder.load_state_dict(written.encoder.state_dict())
-        written.train()
-    length = 40 if name == "crvnn" else 12                                      # its published form takes other rounds where short
-    x, mask = torch.randn(1 + read, length, 8, dtype=torch.float64), torch.ones(1 + read, length, dtype=torch.bool)
-    mask[1:, 7:] = False
-    found = []
-    for model, parts in ((written, written.encoder), (encoder, encoder)):
-        torch.manual_seed(0)
-        out = model(x, mask)
-        parts.zero_grad()
-        (out.root.sum() + out.loss).backward()
-        found.append({"root": out.root} | {name: p.grad.clone() for name, p in parts.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() and len(found[0]) > 3 and any(grad.any() for grad in [*found[0].values()][1:])
-    torch.testing.assert_close(*found)
-    assert written.dim == 8
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("lengths", [[12, 7, 1, 2], [1, 1], [40, 35]])
+def test_literal_forms_compute_the_same(name, train, lengths):
+    lengths = [40, 40] if name == "crvnn" else lengths                           # its published form takes other rounds where ragged
+    form, make = LITERAL[name]
+    torch.manual_seed(0)
+    encoder, found = make(8).double().train(train), []
+    x, mask = torch.randn(len(lengths), max(lengths), 8, dtype=torch.float64), length_mask(torch.tensor(lengths))
+    direction = torch.randn(len(lengths), 8, dtype=torch.float64)
+    for written in (form, library_form):
+        root, loss, _ = written(encoder, x, mask)
+        encoder.zero_grad()
+        ((root * direction).sum() + loss).backward()
+        found.append({"root": root} | ({name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                                        for name, p in encoder.named_parameters()} if train else {}))
+    assert found[0]["root"].abs().max() > .1 and (not train or sum(grad.abs().max() > 1e-3 for grad in found[0].values()) > 3)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+
+
+def test_an_entrant_in_literal_form_is_an_encoder():
+    written, x, mask = make_entrant("bt_grc_os, literal", 8), torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
+    assert written.dim == 8 and written(x, mask).root.shape == (2, 8)
 
 
 def test_weights_move_and_are_those_of_the_seed():
@@ -86,15 +87,15 @@ def test_the_optimiser_takes_part(monkeypatch):
     real = module.make_optimizer
     monkeypatch.setattr(module, "make_optimizer", watched)
     train_steps("bilstm", SHORT, dim=8)
-    assert len(taken) == 3 and all(size > 0 for size in taken)                 # one that nobody measures, and two that count
+    assert len(taken) == 4 and all(size > 0 for size in taken)                 # before, two that count, and one whose products are recorded
 
 
 def test_in_a_process_of_its_own():
-    found = fresh(dict(name="bilstm", expressions=SHORT, dim=8, limit=math.inf))
+    found = fresh(train_steps, dict(name="bilstm", expressions=SHORT, dim=8, limit=math.inf))
     assert found["count"] == 2 and found["seconds"] > 0
-    assert fresh(dict(name="bilstm", expressions=[SHORT[0]] * 2, dim=2048, memory=4)) == {"failed": {"out_of_memory": 1}}
+    assert fresh(train_steps, dict(name="bilstm", expressions=[SHORT[0]] * 2, dim=2048, memory=4)) == {"failed": {"out_of_memory": 1}}
     with pytest.raises(BenchError, match="bilstm: .*token 2 is 'x'"):
-        fresh(dict(name="bilstm", expressions=["[MAX 2 x ]"], dim=8))
+        fresh(train_steps, dict(name="bilstm", expressions=["[MAX 2 x ]"], dim=8))
 
 
 def test_who_had_no_memory_is_spared():
@@ -107,6 +108,9 @@ def test_who_had_no_memory_is_spared():
     assert tasks == [("crvnn", 4), ("lstm", 4), ("lstm", 7)]
     assert metrics["7 to 7 tokens, crvnn"] == {"out_of_memory": 1} and len(metrics) == 4
     assert efficiency_lines(metrics)[2:] == [["", "lstm", "1", "0", "1", "0"], ["", "crvnn", "–", "–", "–", "–"]]
+    shares = {split: line | ({"products_s": .25} if "7 to" in split and "seconds" in line else {}) for split, line in metrics.items()}
+    assert efficiency_lines(shares)[1:] == [["", "", *["s a step", "÷ products", "MB"] * 2], ["", "lstm", "1", "–", "0", "1", "4", "0"],
+                                            ["", "crvnn", *["–"] * 6]]
 
 
 def test_settings(capsys):

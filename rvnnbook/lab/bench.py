@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from subprocess import TimeoutExpired
 from types import SimpleNamespace
@@ -33,7 +33,8 @@ from rvnnbook.lab.records import (
 from .run import StatusError, call_fresh
 from .settings import ParameterError, unknown_name
 from .subjects import (
-    SUBJECTS, known_entrants, make_entrant, partner, problem, spread, take_step, usual_forms)
+    LITERAL, SUBJECTS, Written, known_entrants, make_entrant, partner, problem, record_products,
+    replay_products, spread, take_step, usual_forms)
 from .train import classification_loss, make_optimizer
 from ..tasks.classify import Classifier, load_pretrained
 
@@ -78,6 +79,9 @@ def measure(
     kind, _, how = form.partition(", ")
     make = partial(about.make, **about.forms[form])
     encoder, *inputs = problem(make, length, batch, dim, device, ragged)
+    if kind == "products" and not about.products:
+        products = record_products(take_step, about.library, encoder, *inputs)
+        return {"seconds": timed(replay_products(products, device), [()], device, memory)[0][0]}
     if kind == "products":                     # they keep nothing from step to step
         with torch.no_grad():
             counts = [0] * batch if how else about.library(encoder, *inputs[:2])[2]()
@@ -89,8 +93,9 @@ def measure(
     step(*problem(about.make, 8, 1, dim, device)[1:])
     (seconds,), grown, (root, ask) = timed(step, [inputs], device, memory)
     found = {"seconds": seconds, "memory_mb": grown, "root": root.tolist()}
-    if encoder.leaf.bias.grad is not None:
-        found |= {"gradient": encoder.leaf.bias.grad.tolist(), **({"counts": ask()} if ask else {})}
+    leaf = encoder.leaf if hasattr(encoder, "leaf") else encoder.input
+    if leaf.bias.grad is not None:
+        found |= {"gradient": leaf.bias.grad.tolist(), **({"counts": ask()} if ask else {})}
     if about.chooses:
         with torch.no_grad():
             found["exact"] = written(encoder.double(), inputs[0].double(), inputs[1])[0].tolist()
@@ -103,11 +108,12 @@ class BenchError(RuntimeError):
 NO_ROOM = (r"MemoryError|allocate|not enough memory|out of memory|bad_alloc"
            r"|could not create a (primitive|memory)")       # the last by oneDNN
 
-def fresh(task: dict, limit: float | None = 600.0) -> dict:        # limit: seconds
-    "What the function for a task returns in a process of its own, or {'failed': reason}."
-    function = ("predict_speed" if "batch_tokens" in task else
-                "train_steps" if "expressions" in task else "measure")
-    how = f"rvnnbook.lab.bench:{function}"
+def fresh(
+    function: Callable, task: dict,        # of this module, such as `measure`; its arguments
+    limit: float | None = 600.0,           # seconds
+) -> dict:                                 # what it returns, or {"failed": reason}
+    "Call a function in a process of its own."
+    how = f"rvnnbook.lab.bench:{function.__name__}"
     try:
         return call_fresh(how, task, task.get("threads", 1), limit)
     except TimeoutExpired:
@@ -163,10 +169,11 @@ def tasks_of(subject: str, run: SimpleNamespace) -> dict[str, dict]:       # as 
 
 # %% ../../nbs/workshop/bench.ipynb #293fc6f1
 def take_turns(
-    subject: str, run: SimpleNamespace, one: Callable = fresh,     # how: one(task, limit)
+    subject: str, run: SimpleNamespace, one: Callable | None = None,   # how: one(task, limit)
 ) -> Iterator[dict[str, dict]]:            # "n = 100, batch 1, library" -> name -> number
     "Measure a step of all forms in turn, or steps of all encoders: lines after each measurement."
     every, failed = subject == "efficiency", {}
+    one = one or partial(fresh, train_steps if every else measure)
     limit, repeats, counts = (None, 1, "") if every else (
         run.limit, run.repeats, SUBJECTS[subject].counts)
     for case, tasks in tasks_of(subject, run).items():
@@ -180,7 +187,7 @@ def take_turns(
             yield {f"{case}, {name}": row for name, row in summarize(taken, counts).items()}
         failed = failed if every else {}       # an encoder is not measured on longer ranges
 
-def bench(subject: str, run: SimpleNamespace, one: Callable = fresh) -> dict[str, dict]:
+def bench(subject: str, run: SimpleNamespace, one: Callable | None = None) -> dict[str, dict]:
     "Measure and record, as in `take_turns`. After an interruption, encoders so far are kept."
     kept = None if run.profile == "smoke" else results_folder(run.profile)
     metrics, modules, began, done = {}, code_hashes(), datetime.now(timezone.utc), False
@@ -222,8 +229,9 @@ def summarize(taken: dict[str, list], counts: str) -> dict[str, dict]:     # cou
                 "fastest_s": min(found.get("fastest_s", found["seconds"]) for found in results),
                 "slowest_s": max(found.get("slowest_s", found["seconds"]) for found in results),
                 "count": sum(found.get("count", 1) for found in results)}
-            if "memory_mb" in first:
-                line["memory_mb"] = statistics.median(found["memory_mb"] for found in results)
+            for name in ("memory_mb", "products_s"):
+                if name in first:
+                    line[name] = statistics.median(found[name] for found in results)
             if "counts" in first:
                 line[counts] = statistics.fmean(first["counts"])
             exact = next(iter(taken.get(partner(form, "literal"), ())), {})
@@ -264,7 +272,7 @@ def shown(number: float | None, digits: str = ".3g") -> str:       # format of n
 def bench_lines(metrics: dict[str, dict]) -> list[list[str]]:      # of take_turns, or its record
     "Time and memory of every form, beside the literal form and the products; two lines of heads."
     known = {subject.counts for subject in SUBJECTS.values()}
-    counts = next((name for line in metrics.values() for name in line if name in known), "rounds")
+    counts = next((name for line in metrics.values() for name in line if name in known), "counts")
     lines = [["", "", "time", "fastest", "slowest", "memory", "time", "memory", "time", counts,
               "gap", "gap"],
              ["", "", "s, median", "s", "s", "MB", "÷ literal", "÷ literal", "÷ products", "mean",
@@ -331,7 +339,7 @@ def train_steps(
     name: str, expressions: list[str], dim: int,   # one of known_entrants(); one a step; D
     threads: int = 1, device: str = "cpu",         # of PyTorch; or "cuda"
     limit: float = math.inf, memory: int | None = None,            # as in `timed`
-) -> dict:                             # seconds a step, their extremes, count, memory_mb
+) -> dict:             # seconds a step, their extremes, count, memory_mb, products_s
     "Steps of training on one expression each (rir Table 1)."
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)                         # as in the experiments
@@ -347,19 +355,26 @@ def train_steps(
             yield (type(batch)(*(part.to(device) for part in batch)),)
     step(*next(batches(draw_range(100, 100, 1))))          # compiles; not measured
     seconds, grown, _ = timed(step, batches(expressions), device, memory, limit)
+    middle = statistics.median_low(seconds)                # of one expression
+    products = record_products(step, *next(batches([expressions[seconds.index(middle)]])))
+    alone, *_ = timed(replay_products(products, device), [()] * 3, device)
     torch.set_flush_denormal(False)
-    return {"seconds": statistics.median(seconds), "fastest_s": min(seconds),
-            "slowest_s": max(seconds), "count": len(seconds), "memory_mb": grown}
+    return {"seconds": middle, "fastest_s": min(seconds), "slowest_s": max(seconds),
+            "count": len(seconds), "memory_mb": grown, "products_s": statistics.median(alone)}
 
 # %% ../../nbs/workshop/bench.ipynb #d483b6c2
 def efficiency_lines(metrics: dict[str, dict]) -> list[list[str]]:     # of take_turns
     "Time and memory of each encoder, the quickest at the last range first; two lines of heads."
+    metrics = {split: line | ({"share": line["seconds"] / line["products_s"]}
+                              if "products_s" in line else {}) for split, line in metrics.items()}
     ranges = list(dict.fromkeys(cases(metrics).values()))
-    costs = {name: [by_range(metrics, name, what) for what in ("seconds", "memory_mb")]
-             for name in forms_of(metrics)}
+    heads = {"seconds": "s a step", "share": "÷ products", "memory_mb": "MB"}
+    heads = {what: head for what, head in heads.items()
+             if what != "share" or any(what in line for line in metrics.values())}
+    costs = {name: [by_range(metrics, name, what) for what in heads] for name in forms_of(metrics)}
     slowness = lambda name: [costs[name][0].get(place, math.inf) for place in ranges[::-1]]
-    return [["", "tokens", *(f"{low} to {high}" for low, high in ranges for _ in "sm")],
-            ["", "", *["s a step", "MB"] * len(ranges)],
+    return [["", "tokens", *(f"{low} to {high}" for low, high in ranges for _ in heads)],
+            ["", "", *[*heads.values()] * len(ranges)],
             *(["", name, *(shown(box.get(place)) for place in ranges for box in costs[name])]
               for name in sorted(costs, key=slowness))]
 
@@ -376,17 +391,23 @@ def predict_speed(
     name: str,                         # encoder of a trained model, such as "ebt_grc"
     expressions: list[str],            # of ListOps
     batch_tokens: int,                 # positions computed at a time; 0: one expression
+    literal: bool = False,             # its literal form; 64 expressions at a time, by length
     threads: int = 1,                  # of PyTorch
     device: str = "cpu",               # or "cuda"
 ) -> dict:                             # seconds, count, memory_mb, share of values that are right
     "Time and memory of predictions by a pretrained model."
     torch.set_num_threads(threads)
     model, right = load_pretrained(name, "listops").to(device), 0
+    if literal:
+        model.encoder = Written(model.encoder, LITERAL[name][0], model.encoder.dim)
+        expressions = sorted(expressions, key=lambda text: len(text.split()))
     model.predict(draw_range(20, 100, 4) + ["7"])          # compiles; not measured
     values = [evaluate(tuple(text.split())) for text in expressions]
+    size = 64 if literal else 1
     def count_right():
         found = (model.predict_stream(expressions, batch_tokens=batch_tokens) if batch_tokens
-                 else (model.predict([text])[0] for text in expressions))
+                 else chain.from_iterable(model.predict(expressions[i:i + size], batch_tokens=10**9)
+                                          for i in range(0, len(expressions), size)))
         return sum(one.label == value for one, value in zip(found, values, strict=True))
     (seconds,), grown, right = timed(count_right, [()], device)
     return {"seconds": seconds, "count": len(values), "memory_mb": grown,
@@ -395,16 +416,19 @@ def predict_speed(
 # %% ../../nbs/workshop/bench.ipynb #6be1d004
 def bench_predict(
     run: SimpleNamespace,      # checked parameters of the page on predictions
-    one: Callable = fresh,     # how each is measured: one(task, limit)
+    one: Callable = partial(fresh, predict_speed),     # how each is measured: one(task, limit)
 ) -> dict[str, dict]:          # "1000 expressions, in batches" -> name -> number
     "Measure and record predictions for the official ListOps test, or for generated expressions."
     began, modules, taken = datetime.now(timezone.utc), code_hashes(), {}
     examples = official_test() or list(unique_draws(10_000, seed=0))
     texts = [" ".join(example.tokens) for example in examples]
-    for _, count, (form, tokens) in product(
-            range(run.repeats), map(int, run.counts.split()),
-            {"one by one": 0, "in batches": run.batch_tokens}.items()):
-        found = one(dict(name=run.encoder, expressions=texts[:count], batch_tokens=tokens,
+    forms = {"one by one": {"batch_tokens": 0}, "in batches": {"batch_tokens": run.batch_tokens}}
+    written = {"literal": {"batch_tokens": 0, "literal": True}}
+    counts = sorted({*map(int, run.counts.split()), *[run.literal] * bool(run.literal)})
+    for _, (count, (form, how)) in product(range(run.repeats), [
+            (count, pair) for count in counts
+            for pair in (forms | (written if count == run.literal else {})).items()]):
+        found = one(dict(name=run.encoder, expressions=texts[:count], **how,
                          threads=run.threads, device=run.device), run.limit)
         print(f"{count} expressions, {form}: {describe_measurement(found)}", flush=True)
         taken.setdefault(f"{count} expressions, {form}", []).append(found)
@@ -436,11 +460,14 @@ def bench_record(
                       metrics=metrics, legs=[leg], rule=rule)
 
 # %% ../../nbs/workshop/bench.ipynb #422dd3ca
-def recorded_bench(subject: str, ragged: bool = False) -> tuple[dict, list[str]]:  # as in bench
+def recorded_bench(
+    subject: str, ragged: bool = False, threads: int = 1,      # as in `bench`
+) -> tuple[dict, list[str]]:
     "Recorded metrics, of ragged batches or others, and a sentence about their origin."
     from rvnnbook.lab.tables import provenance
     records = [record for record in select(read_records(f"bench_{subject}"), profile="cpu")
-               if record["parameters"].get("ragged", False) == ragged]
+               if record["parameters"].get("ragged", False) == ragged
+               and record["threads"] == threads]
     records = records if subject == "efficiency" else records[-1:]
     if not records:
         return {}, ["There is no record yet."]

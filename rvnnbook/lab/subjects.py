@@ -7,9 +7,10 @@ __all__ = ['literal_attention', 'library_attention', 'SUBJECTS', 'LITERAL', 'spr
            'literal_crvnn', 'library_crvnn', 'take_step', 'next_states', 'literal_steps', 'literal_search',
            'literal_beam', 'library_beam', 'replayed', 'beam_step', 'one_step', 'LiteralBeamTree', 'windows',
            'geometric_window', 'tables_kept', 'AttentionLayer', 'attend_by_form', 'matrix_products', 'crvnn_products',
-           'beam_products', 'GatedMemory', 'scanned', 'linear_products', 'self_iru_literal', 'TreeOfGates', 'iru_loop',
-           'iru_steps', 'attention_products', 'Subject', 'partner', 'usual_forms', 'literal_chunks', 'literal_nested',
-           'literal_rir', 'by_sentence', 'Written', 'known_entrants', 'make_entrant']
+           'ProductRecorder', 'record_products', 'replay_products', 'beam_products', 'GatedMemory', 'scanned',
+           'self_iru_literal', 'TreeOfGates', 'iru_loop', 'iru_steps', 'Subject', 'partner', 'usual_forms',
+           'literal_chunks', 'literal_nested', 'literal_rir', 'literal_one_soft', 'literal_gumbel', 'literal_memory',
+           'library_form', 'Written', 'known_entrants', 'make_entrant']
 
 # %% ../../nbs/workshop/subjects.ipynb #c93d5b60
 from collections.abc import Callable, Sequence
@@ -20,12 +21,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core import EncoderOutput, check_batch, length_mask
 from ..encoders.beam_tree import BeamTree
 from ..encoders.crvnn import CRvNN, PositionIndex, halt_penalty
 from ..encoders.efficient_beam import EfficientBeam
-from ..encoders.greedy_tree import tree_noise
+from ..encoders.greedy_tree import GreedyTree, tree_noise
+from ..encoders.ordered_memory import OrderedMemory
 from ..encoders.rir_beam import RIRBeam, search_levels
 from ..encoders.self_iru import IRU
 from ..layers.attention import LOG2_E, geometric_attention, seen_keys
@@ -38,7 +42,8 @@ from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, encode_with_search, hash_pair, initial_scores,
     label_nodes, leaf_keys, merge_pairs, noise_ahead, propose_pairs, prune_beam, search_and_replay,
     search_states, survivors)
-from ..reference import beam_tree, gumbel_tree, ordered_memory
+from ..reference.gumbel_tree import straight_through
+from ..reference.ordered_memory import choose_slot, memory_update
 from ..registry import create_encoder, list_encoders
 
 # %% ../../nbs/workshop/subjects.ipynb #be689f03
@@ -176,10 +181,13 @@ def literal_search(
     scores = initial_scores(len(leaves), encoder.beam, leaves)
     return *literal_steps(encoder, states, scores, lengths, generator), None
 
+def _noise(x):
+    "Where the noise comes from: every form draws the same."
+    return torch.Generator(x.device).manual_seed(0)
+
 def _searched(encoder, x, mask, search):
-    "Roots of a search; every form draws the same noise."
-    noise = torch.Generator(x.device).manual_seed(0)
-    return encode_with_search(encoder, x, mask, search, noise).root
+    "Roots of a search."
+    return encode_with_search(encoder, x, mask, search, _noise(x)).root
 
 def literal_beam(encoder: EfficientBeam, x: Tensor, mask: Tensor) -> tuple:    # root, 0, None
     "The search as it is written, with all rows of states (rir section 2)."
@@ -295,7 +303,7 @@ library_attention = partial(attend_by_form, geometric_attention)
 
 # %% ../../nbs/workshop/subjects.ipynb #65c73c78
 def matrix_products(steps: Sequence[tuple[nn.Linear, int, int]]) -> Callable:  # layer, rows, ways
-    "Y = X W^T (1 way), the gradient of W, too (2), and that of X (3); buffers are made beforehand."
+    "Y = X W^T (1 way), or with the gradients of X and W (3); buffers are made beforehand."
     most, todo, buffers = {}, [], {}
     for layer, rows, _ in steps:
         most[layer] = max(rows, most.get(layer, 0))
@@ -310,9 +318,8 @@ def matrix_products(steps: Sequence[tuple[nn.Linear, int, int]]) -> Callable:  #
     def work():
         for weight, grad, x, dx, y, dy, ways in todo:
             torch.mm(x, weight.T, out=y)
-            if ways > 2:
-                torch.mm(dy, weight, out=dx)
             if ways > 1:
+                torch.mm(dy, weight, out=dx)
                 grad.addmm_(dy.T, x)
     return work
 
@@ -324,6 +331,49 @@ def crvnn_products(encoder: CRvNN, lengths: Sequence[int], counts: Sequence[int]
     first = nn.Linear(*weight.shape[::-1], device=weight.device)
     layers = encoder.grc.w1, encoder.grc.w2, first, encoder.scorer[1]
     return matrix_products([(layer, m, 3) for m in rows for layer in layers])
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e02
+class ProductRecorder(TorchDispatchMode):
+    "Layouts of the operands and the result of every matrix product."
+    KINDS = "mm", "addmm", "bmm", "baddbmm", "mv", "addmv"
+
+    def __init__(self):
+        super().__init__()
+        self.products: list[list[tuple]] = []      # dtype, shape, strides of left, right, result
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name.removeprefix("aten::").removesuffix("_") in self.KINDS:
+            self.products.append([(one.dtype, one.shape, one.stride())
+                                  for one in (*args[-2:], result)])
+        return result
+
+def record_products(step: Callable, *inputs) -> list:  # as in ProductRecorder
+    "Layouts of the matrix products that `step(*inputs)` computes, forward and backward."
+    enabled, *_ = torch.backends.mkldnn.set_flags(False)       # fused LSTMs hide their products
+    try:
+        with (torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH),
+              ProductRecorder() as recorder):
+            step(*inputs)
+    finally:
+        torch.backends.mkldnn.set_flags(enabled)
+    return recorder.products
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e07
+def replay_products(products: list, device: str = "cpu") -> Callable:  # from `record_products`
+    "What computes these products alone, on random matrices in memory that exists beforehand."
+    multiply, most = {1: torch.mv, 2: torch.mm, 3: torch.bmm}, {}
+    for slot, (kind, shape, strides) in (pair for one in products for pair in enumerate(one)):
+        size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides))
+        most[slot, kind] = max(size, most.get((slot, kind), 0))
+    pools = {key: torch.rand(size, device=device).to(key[1]) for key, size in most.items()}
+    view = lru_cache(None)(lambda slot, kind, *layout: pools[slot, kind].as_strided(*layout))
+    todo = [(multiply[len(one[1][1])], *(view(slot, *layout) for slot, layout in enumerate(one)))
+            for one in products]
+    def work():
+        for compute, left, right, result in todo:
+            compute(left, right, out=result)
+    return work
 
 # %% ../../nbs/workshop/subjects.ipynb #222f02dc
 def beam_products(encoder: EfficientBeam, lengths: Sequence[int], counts: Sequence) -> Callable:
@@ -357,12 +407,6 @@ class GatedMemory(nn.Module):
 def scanned(encoder: nn.Module, x: Tensor, mask: Tensor) -> tuple:   # root, no loss, steps (B,)
     "The memory, in the form of the encoder."
     return encoder(x, mask), 0.0, mask.sum(1).tolist
-
-def linear_products(encoder: nn.Module, lengths: Sequence[int], counts: Sequence[int],
-                    ways: int = 3) -> Callable:    # counts: not used; 2: tokens need no gradient
-    "The products of all linear layers, at every token once."
-    return matrix_products([(layer, sum(lengths), ways) for layer in encoder.modules()
-                            if isinstance(layer, nn.Linear)])
 
 # %% ../../nbs/workshop/subjects.ipynb #c2e4be58
 def self_iru_literal(
@@ -413,29 +457,14 @@ def iru_steps(unit: IRU, x: Tensor) -> Tensor:     # (B, N, D) -> (B, N, D)
         states.append(h)
     return torch.cat(states, 1)
 
-# %% ../../nbs/workshop/subjects.ipynb #a2d5008d
-def attention_products(layer: AttentionLayer, lengths: Sequence[int], counts: Sequence) -> Callable:
-    "The products of one layer, forward and backward; the lengths are all alike."
-    linear, heads = linear_products(layer, lengths, counts), layer.heads * len(lengths)
-    narrow = torch.randn(heads, lengths[0], layer.leaf.in_features // layer.heads,
-                         device=layer.leaf.weight.device)
-    table, fetched = narrow @ narrow.mT, torch.empty_like(narrow)
-    def work():
-        linear()
-        for _ in range(2):                     # scores of keys; gradients of weights, by values
-            torch.bmm(narrow, narrow.mT, out=table)
-        for square in (table, table.mT) * 2:   # fetching; to queries, to keys, to values
-            torch.bmm(square, narrow, out=fetched)
-    return work
-
 # %% ../../nbs/workshop/subjects.ipynb #36ba3746
 class Subject(NamedTuple):
     "An encoder or a layer, and its forms."
     make: Callable           # make(dim) -> the encoder with fresh weights
     literal: Callable        # (encoder, x, mask) -> root, loss, counts when asked
     library: Callable        # likewise
-    products: Callable       # (encoder, lengths, counts) -> what computes them
-    counts: str              # counted in every sentence: "rounds", "nodes", "tables" or "steps"
+    products: Callable | None    # (encoder, lengths, counts) -> what computes them; None: recorded
+    counts: str              # counted in every sentence: "rounds", "nodes", ...; "": nothing
     forms: dict[str, dict]   # name -> options of make; in the order of their turns
     chooses: bool = False    # whether rounding can change a choice
 
@@ -448,12 +477,12 @@ SUBJECTS = {
         "literal": {}, "library": {}, "library, compiled": {"compiled": True}, "products": {},
         "literal, inference": {}, "library, inference": {}, "library, compiled inference":
         {"compiled": True}, "products, inference": {}}, chooses=True),
-    "attention": Subject(AttentionLayer, literal_attention, library_attention, attention_products,
-                         "tables", {"literal": {}, "library": {}, "products": {}}),
-    "scan": Subject(GatedMemory, scanned, scanned, partial(linear_products, ways=2), "steps", {
+    "attention": Subject(AttentionLayer, literal_attention, library_attention, None, "tables", {
+        "literal": {}, "library": {}, "products": {}}),
+    "scan": Subject(GatedMemory, scanned, scanned, None, "steps", {
         "literal": {}, "literal, indexed": {"form": "indexed"}, "library": {"form": "loop"},
         "library, blocks": {"form": "blocks"}, "products": {}}),
-    "self_iru": Subject(TreeOfGates, scanned, scanned, linear_products, "steps", {
+    "self_iru": Subject(TreeOfGates, scanned, scanned, None, "steps", {
         "literal": {"form": "loop"}, "literal, step by step": {"form": "steps"}, "library": {},
         "products": {}})}
 
@@ -492,26 +521,63 @@ def literal_nested(
 def literal_rir(encoder: RIRBeam, x: Tensor, mask: Tensor) -> tuple:       # root, 0, None
     "Recursion in recursion as it is written, with all rows of states (rir section 3)."
     x = encoder.s4d(x, mask) if encoder.s4d else x
-    return encode_with_search(encoder, x, mask, literal_nested).root, 0.0, None
+    nested = encoder.training or encoder.inference == "nested"
+    return _searched(encoder, x, mask, literal_nested if nested else literal_search), 0.0, None
 
-def by_sentence(root_of: Callable) -> Callable:        # root_of(model, x, noise), x: (N, D)
-    "A literal form: a model of `rvnnbook.reference` encodes one sentence after the other."
-    def form(model, x, mask):
-        noise = tree_noise(mask).unbind(1) if model.training else [None] * len(x)
-        return torch.stack([root_of(model, *one) for one in zip(
-            map(torch.Tensor.__getitem__, x, mask), noise)]), 0.0, None
-    return form
+def literal_one_soft(encoder: BeamTree, x: Tensor, mask: Tensor) -> tuple:     # root, 0, None
+    "OneSoft that composes every pair of every hypothesis in every step (rir section 2)."
+    leaves = encoder.leaf_norm(encoder.leaf(x))
+    roots, scores, _ = LiteralBeamTree.search_trees(encoder, leaves, mask, _noise(x))
+    return (scores.softmax(-1)[..., None] * roots).sum(1), 0.0, None
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e22
+def literal_gumbel(encoder: GreedyTree, x: Tensor, mask: Tensor) -> tuple:     # root, 0, None
+    "Compose and score all pairs in every round, then choose one (Choi et al. 2018)."
+    nodes, pairs = encoder.leaves(x), mask.sum(1, keepdim=True) - 1
+    noise = tree_noise(mask, _noise(x)) if encoder.training else None
+    for t in range(int(pairs.max())):
+        left, right = nodes[:, :-1], nodes[:, 1:]
+        scores, parents = encoder.weigh(left, right, encoder.grc(left, right))
+        scores = scores if noise is None else scores + noise[t, :, :scores.shape[1]]
+        there = torch.arange(scores.shape[1], device=x.device) < pairs - t
+        scores = scores.masked_fill((pairs > t) & ~there, -torch.inf)
+        choice = straight_through(scores, encoder.temperature)
+        nodes = merge_pairs(nodes, parents, choice * there)    # no pair: the first node stays
+    return nodes[:, 0], 0.0, None
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e23
+def literal_memory(memory: OrderedMemory, x: Tensor, mask: Tensor) -> tuple:   # root, 0, None
+    "Ordered Memory, token by token and slot by slot (Ordered Memory section 3)."
+    tokens = memory.norm(memory.input(x))
+    p = x.new_zeros(memory.slots, len(x))
+    slots = candidates = x.new_zeros(*p.shape, x.shape[2])     # (K, B, D)
+    queries, states = memory.query_norm(memory.query(tokens)).unbind(1), []
+    for t, (token, query) in enumerate(zip(tokens.unbind(1), queries)):
+        if t > 0:
+            match = memory.activation(query + memory.key_norm(memory.key(candidates)))
+            p = choose_slot(memory.beta(match).squeeze(-1) / x.shape[2] ** .5, p, memory.least)
+        slots, candidates = memory_update(token, slots, candidates, p,
+                                          lambda *two: memory.norm(memory.cell(*two)))
+        states.append(candidates[-1])
+    return torch.stack(states)[mask.sum(1) - 1, torch.arange(len(x))], 0.0, None
+
+# %% ../../nbs/workshop/subjects.ipynb #a7c10e06
+def library_form(encoder: nn.Module, x: Tensor, mask: Tensor) -> tuple:    # root, loss, None
+    "An encoder of this book."
+    out = encoder(x, mask, generator=_noise(x))
+    return out.root, out.loss, None
 
 LITERAL = {                            # name -> form, and what makes its model
-    "crvnn": (literal_crvnn, partial(create_encoder, "crvnn", modulation="exponentials")),
-    "ebt_grc": (literal_beam, partial(create_encoder, "ebt_grc")),
-    "rir_ebt_grc": (literal_rir, partial(create_encoder, "rir_ebt_grc", inference="nested")),
-    "gumbel_tree": (by_sentence(lambda model, x, noise: model(x, noise)[0]),
-                    gumbel_tree.GumbelTree),
-    "bt_grc_os": (by_sentence(lambda model, x, _: model(x)[0]),
-                  partial(beam_tree.BeamTree, soft=True)),
-    "ordered_memory": (by_sentence(lambda model, x, _: model(x)[0][-1]),
-                       ordered_memory.OrderedMemory)}
+    "crvnn": (literal_crvnn, make_crvnn),
+    "ebt_grc": (literal_beam, EfficientBeam),
+    "rir_ebt_grc": (literal_rir, RIRBeam),
+    "gumbel_tree": (literal_gumbel, partial(GreedyTree, choice="gumbel")),
+    "bt_grc_os": (literal_one_soft, partial(BeamTree, soft=True)),
+    "ordered_memory": (literal_memory, OrderedMemory)}
+SUBJECTS |= {
+    name: Subject(make, form, library_form, None, "", dict.fromkeys(
+        ("literal", "library", "products"), {}), chooses=name != "ordered_memory")
+    for name, (form, make) in list(LITERAL.items())[2:]}
 
 # %% ../../nbs/workshop/subjects.ipynb #46053708
 class Written(nn.Module):

@@ -24,12 +24,12 @@ def replace_pair(
 
 # %% ../../nbs/easy_first.ipynb #ae358c2b
 def straight_through(
-    scores: Tensor,            # u + G, (P,)
+    scores: Tensor,            # u + G, (..., P)
     temperature: float,        # tau, > 0
-) -> Tensor:                   # y, (P,): one-hot, with the gradient of a softmax
+) -> Tensor:                   # y, (..., P): one-hot, with the gradient of a softmax
     "Straight-through Gumbel-softmax (Choi et al. 2018)."
     soft = (scores / temperature).softmax(-1)
-    hard = F.one_hot(scores.argmax(), len(scores)).to(scores)
+    hard = F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores)
     return hard + (soft - soft.detach())
 
 # %% ../../nbs/easy_first.ipynb #93ed60e2

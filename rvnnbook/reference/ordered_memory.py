@@ -20,9 +20,9 @@ def memory_update(
 ) -> tuple[Tensor, Tensor]:   # M_t and the candidates of step t, (K, D) each
     "Write the chosen candidates, then compose through the slots (Ordered Memory section 3)."
     at_or_above, at_or_below = p.cumsum(0), p.flip(0).cumsum(0).flip(0)
-    memory = torch.lerp(memory, candidates, at_or_below[:, None])
+    memory = torch.lerp(memory, candidates, at_or_below[..., None])
     running, results = token, []
-    for slot, share in zip(memory, at_or_above):
+    for slot, share in zip(memory, at_or_above[..., None]):
         running = (1 - share) * token + share * compose(running, slot)
         results.append(running)
     return memory, torch.stack(results)
@@ -34,11 +34,11 @@ def choose_slot(
     least: float = 1e-5,      # smaller reach counts as 0
 ) -> Tensor:                  # p_t, sums to 1, (K,)
     "Softmax over slots, weighted by their reach (Ordered Memory section 3)."
-    reach = torch.cat([before.cumsum(0)[1:], before.new_ones(1)])
+    reach = torch.cat([before.cumsum(0)[1:], torch.ones_like(before[:1])])
     reach = torch.where(reach < least, 0, reach)
-    largest = scores.detach().masked_fill(reach == 0, -torch.inf).amax()
+    largest = scores.detach().masked_fill(reach == 0, -torch.inf).amax(0)
     weights = reach * torch.where(reach > 0, scores - largest, 0).exp()
-    return weights / weights.sum()
+    return weights / weights.sum(0)
 
 # %% ../../nbs/ordered_memory.ipynb #9a61a26c
 class SlotCell(nn.Module):
