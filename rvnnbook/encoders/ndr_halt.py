@@ -18,8 +18,8 @@ from .ndr import NDR
 def remaining_existence(
     exists: Tensor,        # E, (B, N) in [0, 1]
     gate: Tensor,          # G, (B, N, D) or (B, N, 1) in [0, 1]
-    attention: Tensor,     # A of the heads that take, (B, H, N, N), rows sum to at most 1
-    keeps: Tensor,         # True = stays, whatever is fetched from it, (B, N) bool
+    attention: Tensor,     # A of the consuming heads, (B, H, N, N), rows sum to at most 1
+    keeps: Tensor,         # True = keeps its existence: the position that is read, (B, N) bool
 ) -> Tensor:               # E', (B, N), nowhere more than E
     "Existence of every position after a layer (after design_space section 8)."
     writes = exists * gate.to(exists.dtype).mean(-1)
@@ -31,14 +31,14 @@ def _halt_by_existence(step: Callable, states: Tensor, exists: Tensor, keeps: Te
                        threshold: float, takers: int | None = 1,
                        history: list | None = None,
                        every: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Layers until everything is taken; sentences that are done leave the batch.
+    """Layers until all other positions are consumed; finished sentences leave the batch.
 
     `step`: step(H, E, rows, stays): new states, gates and attention of these sentences; `states`:
     H, (B, N, D); `exists`: E, (B, N) in [0, 1]; `keeps`: True = the position that is read, (B, N)
-    bool; `limit`: most layers, >= 1; `threshold`: epsilon, in [0, 1); `takers`: how many heads
-    take, the first ones; None: all; `history`: gets rows, gates, attention and E of every layer;
-    `every`: layers after which sentences that are done leave, and stay as they are until then.
-    Returns: H, E, and how many layers each sentence took, (B,).
+    bool; `limit`: most layers, >= 1; `threshold`: epsilon, in [0, 1); `takers`: number of
+    consuming heads, the first ones; None: all; `history`: gets rows, gates, attention and E of
+    every layer; `every`: number of layers after which finished sentences leave; until then they
+    keep their states. Returns: H, E, and the number of layers of each sentence, (B,).
     """
     rows = torch.arange(len(states), device=states.device)
     used, going = torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool)
@@ -66,8 +66,8 @@ def _halt_act(step: Callable, sure: Callable, states: Tensor, there: Tensor, lim
     `step`: step(H, E, rows, waits): new states, gates, attention of these rows; `sure`: sure(H): h,
     (B, N) in (0, 1); `states`: H, (B, N, D); `there`: True = token, START or END, (B, N) bool;
     `limit`: most layers, >= 1; `threshold`: epsilon, in [0, 1); `history`: gets rows, gates,
-    attention and shares of every layer. Returns: mean states (B, N, D); T + R (B, N); layers taken
-    (B,).
+    attention and shares of every layer. Returns: mean states (B, N, D); T + R (B, N); number of
+    layers (B,).
     """
     rows = torch.arange(len(states), device=states.device)
     used, mean, running = torch.zeros_like(rows), torch.zeros_like(states), there
@@ -93,11 +93,11 @@ def _halt_act(step: Callable, sure: Callable, states: Tensor, there: Tensor, lim
     return mean, cost, used
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #444749fa
-LAYERS_BETWEEN_WAITS = 8   # on an accelerator, where removing sentences waits for values
+LAYERS_BETWEEN_WAITS = 8   # on an accelerator, layers between removals of finished sentences
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #444749fb
 class _StoppingRouter(NDR):
-    "A router that applies its layer until a sentence is done, which a subclass decides in `halt`."
+    "A router that applies its layer until a sentence is finished; subclasses define `halt`."
     def __init__(self, dim, layers, heads, gate_bias, gate_dropout, dropout, readout, threshold,
                  penalty):
         super().__init__(dim, layers, heads=heads, gate_bias=gate_bias, gate_dropout=gate_dropout,
@@ -107,13 +107,13 @@ class _StoppingRouter(NDR):
         self.threshold, self.penalty = threshold, penalty
 
     def run_layers(self, step, states, there, layers, trace) -> tuple[Tensor, Tensor, dict | None]:
-        "Layers until a sentence is done, or the limit; states, weighted penalty, trace."
+        "Layers until every sentence is finished, or the limit; states, weighted penalty, trace."
         drops = self.training and self.dropout.p        # its samples depend on the rows
         every = 1 if trace or drops or states.device.type == "cpu" else LAYERS_BETWEEN_WAITS
         return self.halt(step, states, there, layers, [] if trace else None, every)
 
 def _trace_by_layer(history, used, last):
-    "Name -> (T, B, ...), 0 for sentences that were done; and the layers of each sentence, (B,)."
+    "Name -> (T, B, ...), 0 for finished sentences; and the layers of each sentence, (B,)."
     def whole(rows, part):
         return part.new_zeros(len(used), *part.shape[1:]).index_copy(0, rows, part)
     parts = zip(*([whole(rows, part) for part in found] for rows, *found in history))
@@ -128,13 +128,13 @@ class HaltingNDR(_StoppingRouter):
         dim: int,                         # D, width of token vectors and of the root
         layers: int = 20,                 # maximum number of layers, >= 1
         heads: int | None = None,         # H, must divide D; one for 32 channels if not given
-        gate_bias: float = -3.0,          # of a gate at the start; far below 0: closed
-        gate_dropout: float = 0.05,       # chance to sit out a layer in training, in [0, 1)
-        dropout: float = 0.0,             # on what is fetched and in the networks, in [0, 1)
+        gate_bias: float = -3.0,          # initial bias of the gates; far below 0: closed
+        gate_dropout: float = 0.05,       # probability to skip a layer in training, in [0, 1)
+        dropout: float = 0.0,             # on retrieved vectors and in the networks, in [0, 1)
         readout: str = "start",           # "start", "end", "first" or "last"
         threshold: float = 0.01,          # epsilon, existence that counts as none, in [0, 1)
         penalty: float = 0.01,            # weight of the remaining existence in the loss
-        takers: int = 1,                  # heads that reduce existence; 0: none does
+        takers: int = 1,                  # number of consuming heads, the first ones; 0: none
     ):
         super().__init__(dim, layers, heads, gate_bias, gate_dropout, dropout, readout, threshold,
                          penalty)
@@ -142,7 +142,8 @@ class HaltingNDR(_StoppingRouter):
             raise ValueError("takers must be from 0 to the number of heads, "
                              f"{self.attn.heads}; got {takers}")
         self.takers = takers
-        self.attn = type(self.attn)(dim, self.attn.heads)    # drawn last, as in recorded runs
+        # made a second time, so that recorded runs keep their random weights
+        self.attn = type(self.attn)(dim, self.attn.heads)
 
     def halt(self, step, states, there, layers, history, every) -> tuple[Tensor, Tensor, Any]:
         "States, weighted penalty and trace (after crvnn App. A)."
@@ -162,13 +163,13 @@ class AdaptiveNDR(_StoppingRouter):
         dim: int,                         # D, width of token vectors and of the root
         layers: int = 20,                 # maximum number of layers, >= 1
         heads: int | None = None,         # H, must divide D; one for 32 channels if not given
-        gate_bias: float = -3.0,          # of a gate at the start; far below 0: closed
-        gate_dropout: float = 0.05,       # chance to sit out a layer in training, in [0, 1)
-        dropout: float = 0.0,             # on what is fetched and in the networks, in [0, 1)
+        gate_bias: float = -3.0,          # initial bias of the gates; far below 0: closed
+        gate_dropout: float = 0.05,       # probability to skip a layer in training, in [0, 1)
+        dropout: float = 0.0,             # on retrieved vectors and in the networks, in [0, 1)
         readout: str = "start",           # "start", "end", "first" or "last"
         threshold: float = 0.01,          # epsilon, probability that may be missing, in [0, 1)
         penalty: float = 0.01,            # weight of the number of layers in the loss
-        halt_bias: float = -3.0,          # b, of the probability to stop, at the start
+        halt_bias: float = -3.0,          # initial b, bias of the halting logit
     ):
         super().__init__(dim, layers, heads, gate_bias, gate_dropout, dropout, readout, threshold,
                          penalty)

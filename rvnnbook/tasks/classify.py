@@ -26,12 +26,12 @@ from ..registry import create_encoder, read_weights
 # %% ../../nbs/implementations/heads.ipynb #5c0f1a7e
 class ClassifierOutput(NamedTuple):
     "What a classifier returns; `predict_labels` gives the labels of any number of classes."
-    logits: Tensor             # one score a class, (B, classes), or (B, 1) for two classes
+    logits: Tensor             # one logit a class, (B, classes), or (B, 1) for two classes
     loss: Tensor | float       # auxiliary loss, plus the cross-entropy if labels are given
     encoding: EncoderOutput    # of the encoder: root, states, loss, trace
 
 def _head_layers(dim: int, classes: int, layers: int) -> nn.ModuleList:
-    "One or two linear layers; two classes share one score."
+    "One or two linear layers; two classes share one logit."
     if layers not in (1, 2) or not isinstance(classes, Integral) or classes < 2:
         raise ValueError(f"a head has 1 or 2 layers, at least 2 classes; got {layers=}, {classes=}")
     hidden, last = nn.Linear(dim, dim), nn.Linear(dim, 1 if classes == 2 else classes)
@@ -41,9 +41,10 @@ def _head_layers(dim: int, classes: int, layers: int) -> nn.ModuleList:
 class Prediction(NamedTuple):
     """What a classifier predicts for one sentence, or for one pair of sentences.
 
-    A tree is given as composition steps: the round in which each token is sent to its right, and 0
-    for the last. `core.tree_from_steps` makes nested pairs of them, and `show.trees.tree_drawing`
-    draws them above `model.vocabulary.split(text)`."""
+    A tree is given as composition steps: for each token the number of the round in which it is
+    merged into its right neighbor, and 0 for the last token. `core.tree_from_steps` makes nested
+    pairs of them, and `show.trees.tree_drawing` draws them above `model.vocabulary.split(text)`.
+    """
     label: int                     # the most probable class
     probabilities: list[float]     # of all classes, (classes,)
     tree: list | None = None       # composition steps, (n,), of a pair two such lists; if requested
@@ -87,7 +88,7 @@ class Classifier(Predictor):
         self,
         encoder: Encoder,              # any encoder of the book, with its width in encoder.dim
         vocabulary: int | Vocabulary | Iterable[str],    # V, number of token types, or the types
-        classes: int,                  # number of labels, >= 2; two labels share one score
+        classes: int,                  # number of labels, >= 2; two labels share one logit
         embedding_dim: int | None = None,   # width of the embedding; D if not given
         layers: int = 1,               # layers of the head, 1 or 2
         dropout_in: float = 0.0,       # dropout before the encoder, in [0, 1)
@@ -122,7 +123,7 @@ class Classifier(Predictor):
 
 # %% ../../nbs/implementations/heads.ipynb #5e0c41a4
 def cross_entropy(
-    scores: Tensor,        # (B, classes), or (B, 1) for two classes
+    scores: Tensor,        # logits, (B, classes), or (B, 1) for two classes
     labels: Tensor,        # true labels, (B,) int64
 ) -> Tensor:               # scalar, nats
     "Mean cross-entropy of the true labels."
@@ -134,15 +135,16 @@ def cross_entropy(
 
 # %% ../../nbs/implementations/heads.ipynb #9e6fe9fc
 def predict_labels(
-    scores: Tensor,        # (B, classes), or (B, 1) for two classes
+    scores: Tensor,        # logits, (B, classes), or (B, 1) for two classes
 ) -> Tensor:               # labels, (B,) int64
-    "The most probable label of each sentence: argmax, or the sign of a single score."
+    "The most probable label of each sentence: argmax, or the sign of a single logit."
     return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
 
 def _class_probabilities(scores: Tensor) -> Tensor:
-    """Softmax of the scores; a single score s stands for the pair (0, s).
+    """Softmax of the logits; a single logit s stands for the pair (0, s).
 
-    `scores`: (B, classes), or (B, 1) for two classes. Returns: (B, classes), in [0, 1], double.
+    `scores`: logits, (B, classes), or (B, 1) for two classes. Returns: (B, classes), in [0, 1],
+    double.
     """
     return (F.pad(scores, (1, 0)) if scores.shape[1] == 1 else scores).double().softmax(1)
 
@@ -189,7 +191,7 @@ def _predict_batch(model, examples: list, return_trees: bool) -> list[Prediction
     `model`: a classifier; `examples`: of _read_examples; `return_trees`: with the trees that the
     encoder found. Returns: predictions in the same order.
     """
-    def stacked(rows):              # (B, N), of pairs (B, 2, N)
+    def stacked(rows):     # rows of all sides, B * sides -> (B, sides, N); one side: (B, N)
         return [part.unflatten(0, (len(examples), -1)).squeeze(1).to(model.embedding.weight.device)
                 for part in pad_batch([*map(torch.as_tensor, rows)])]
     ids, mask = stacked([side for sides, _ in examples for side in sides])
@@ -231,8 +233,8 @@ def load_pretrained(
     """A classifier with the weights of a run of this book, in eval mode.
 
     `registry.list_pretrained()` lists encoders and data sets; other names raise a ValueError. For
-    ListOps the label is the value of an expression, and `predict` refuses a text that is none. For
-    "sst5" the label is an index in `data.text.GRADES`.
+    ListOps the label is the value of the expression; for any other text `predict` raises a
+    ValueError. For "sst5" the label is an index in `data.text.GRADES`.
     """
     tensors, about = read_weights(encoder, weights)
     vocabulary = (Vocabulary(json.loads(about["vocabulary"]), UNKNOWN, lower_words)
