@@ -38,17 +38,17 @@ def retrieve_scalar(
 def _plain_sigmoid(scores: Tensor, allowed: Tensor, sides=None) -> Tensor:
     """No competition: positions decide independently (crvnn Eq. 12).
 
-    `scores`: u, (B, N); `allowed`: positions that may compose, (B, N) bool; `sides`: not used.
-    Returns: c, composition probabilities, (B, N) in [0, 1].
+    `scores`: u, (B, N); `allowed`: positions that may be merged, (B, N) bool; `sides`: not used.
+    Returns: c, merge probabilities, (B, N) in [0, 1].
     """
     return scores.sigmoid() * allowed
 
 # %% ../../nbs/implementations/crvnn.ipynb #7570486d
 def modulated_sigmoid(
     scores: Tensor,        # u, (B, N)
-    allowed: Tensor,       # positions that may compose, (B, N) bool
+    allowed: Tensor,       # positions that may be merged, (B, N) bool
     sides,                 # neighbors on both sides, a NeighborPair
-) -> Tensor:               # c, composition probabilities, (B, N) in [0, 1]
+) -> Tensor:               # c, merge probabilities, (B, N) in [0, 1]
     "A softmax over each score, those of both neighbors, and zero (crvnn Eq. 13)."
     mine = scores[..., None].to(sides.left.dtype)
     logits = torch.cat([*sides.window(mine), torch.zeros_like(mine)], -1)
@@ -63,7 +63,7 @@ def modulated_sigmoid_exp(scores: Tensor, allowed: Tensor, sides) -> Tensor:    
     return (mine / (mine + (-top).exp() + rivals)).to(scores.dtype)
 
 # %% ../../nbs/implementations/crvnn.ipynb #357eac4b
-DECISIONS = {              # competition -> composition probabilities
+DECISIONS = {              # competition -> merge probabilities
     "scores": modulated_sigmoid, "exponentials": modulated_sigmoid_exp, "none": _plain_sigmoid}
 
 # %% ../../nbs/implementations/crvnn.ipynb #b81e64d2
@@ -118,15 +118,15 @@ class PositionIndex(NamedTuple):
 
 # %% ../../nbs/implementations/crvnn.ipynb #5c1f0a9e
 def runs_of(
-    allowed: Tensor,       # positions that may compose, (B, N) bool; in a row side by side
+    allowed: Tensor,       # positions that may be merged, (B, N) bool; adjacent within a sentence
 ) -> tuple:                # these positions and their right neighbors
-    "Positions that may compose and the positions that they may be merged into."
+    "Positions that may be merged and the positions that they may be merged into."
     senders = allowed.flatten().nonzero().squeeze(1)
     return PositionIndex(senders), PositionIndex(senders + 1)
 
 # %% ../../nbs/implementations/crvnn.ipynb #2b8e975e
 class PositionScorer(nn.ModuleList):
-    "Composition scores from a window of neighbors and transition features (crvnn Eq. 10, 16)."
+    "Merge scores from a window of neighbors and transition features (crvnn Eq. 10, 16)."
     def __init__(
         self,
         dim: int,                   # D, width of a state
@@ -146,10 +146,11 @@ class PositionScorer(nn.ModuleList):
                 layer: tuple | None = None) -> tuple[Tensor, Tensor]:
         """Score of each position for being merged into its right neighbor.
 
-        `states`: r, (B, N, S), of which the first D are read; `sides`: a NeighborPair, as
-        neighbor_retrievers gives it; `features`: transition features, (B, N, width); `rows`:
-        positions to score, a PositionIndex; `layer`: from TransitionFeatures.fold, for features
-        left(c), (B, N, 1). Returns: u, 0 at other positions, (B, N); left(r), (B, N, S).
+        `states`: r, (B, N, S), of which the first D are read (S is D, or 2 D for the LSTM cell);
+        `sides`: a NeighborPair, as neighbor_retrievers gives it; `features`: transition features,
+        (B, N, width); `rows`: positions to score, a PositionIndex; `layer`: from
+        TransitionFeatures.fold, for features left(c), (B, N, 1). Returns: u, 0 at other positions,
+        (B, N); left(r), (B, N, S).
         """
         seen = sides.window(states, self.window)
         inputs = rows.gather(torch.cat([*(each[..., :self.dim] for each in seen), features], -1))
@@ -161,7 +162,7 @@ class PositionScorer(nn.ModuleList):
 def soft_round(
     states: Tensor,        # r, (B, N, S)
     exists: Tensor,        # e, (B, N) in [0, 1]
-    allowed: Tensor,       # positions that may compose, (B, N) bool
+    allowed: Tensor,       # positions that may be merged, (B, N) bool
     arrived: Tensor,       # left(c) of the round before, (B, N, 1)
     decide,                # as CRvNN.decide
     cell,                  # f, called as cell(left, right) on (M, S)
@@ -249,7 +250,7 @@ def extract_trees(
     composes: Tensor,      # c of every round, (T, B, N)
     mask: Tensor,          # (B, N) bool, True = token
 ) -> Tensor:               # composition steps, (B, N)
-    "Trees from soft decisions: a position is merged when its sum reaches 0.5 (crvnn section 5.3)."
+    "Trees from soft merges: a position is merged when its sum reaches 0.5 (crvnn section 5.3)."
     rounds = (composes.detach().double().cumsum(0) < 0.5).sum(0).cpu()
     trees = torch.zeros(mask.shape, dtype=torch.int64)
     for row, length in enumerate(mask.sum(1).tolist()):
@@ -271,7 +272,7 @@ class CRvNNParts(Encoder):
         activation: str = "gelu",     # of scorer and GRC: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,         # dropout in the cell, in [0, 1)
         transition_dim: int = 64,     # width of the transition features; 0: none
-        modulation: str = "scores",   # "scores" (Eq. 13), "exponentials" (code) or "none"
+        modulation: str = "scores",   # competition: "scores" (Eq. 13), "exponentials" or "none"
         threshold: float = 0.01,      # epsilon, existence that still counts, in (0, 1)
         penalty: float = 0.01,        # gamma, weight of the halt penalty, >= 0
         root: str = "last",           # token where the root gathers, "last" or "first"
@@ -302,7 +303,7 @@ class CRvNNParts(Encoder):
 
 # %% ../../nbs/implementations/crvnn.ipynb #62aa5147
 def _rounds_between_waits(encoder, x):
-    "1 on the CPU and with compaction; with dropout, since halted sentences would use samples."
+    "1 on a CPU and with compaction; with dropout, since rows that halted would draw masks, too."
     dropout = encoder.cell.dropout.p if encoder.training else 0
     waits = encoder.compaction or x.device.type == "cpu" or dropout
     return 1 if waits else x.shape[1].bit_length()

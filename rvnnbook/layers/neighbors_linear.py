@@ -225,6 +225,7 @@ def log_sums(
         logs.shape, length.shape)), -torch.inf)
     bits = 2 ** torch.arange(longest.bit_length(), device=logs.device)
     bits = bits.view(-1, *[1] * length.dim())
+    # a part begins at first + the number that the lower binary digits of the length make
     parts, begins = length & bits > 0, (first + (length & bits - 1)).clamp(max=logs.shape[-1] - 1)
     for level, (part, begin) in enumerate(zip(parts, begins)):
         step = 2 ** level                                      # table: sums over so many positions
@@ -269,7 +270,7 @@ def _exp_gradients(walk, grad: Tensor, scores: Tensor, found: Tensor,
                    base: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of retrieved exponentials in existence and scores (crvnn Eq. 5 or Eq. 6).
 
-    `walk`: a CumulativeRetriever or a StickBreakingRetriever; `grad`: g, gradient at the amounts,
+    `walk`: a CumulativeRetriever or a StickBreakingRetriever; `grad`: g, gradient at the amounts q,
     (B, N), double precision; `scores`: u, (B, N), double precision; `found`: from _retrieved_logs,
     (B, N); `base`: b, >= found, (B, N). Returns: gradients in e and in u, (B, N) each.
     """
@@ -299,7 +300,7 @@ class ExpRetrieval(torch.autograd.Function):
     @staticmethod
     def forward(ctx, exists: Tensor, scores: Tensor, least: Tensor, walk) -> tuple[Tensor, Tensor]:
         """`exists`: e, (B, N); `scores`: u, (B, N), double precision; `least`: least base, (B, N);
-        `walk`: a retriever with that existence. Returns: a, (B, N) in [0, 1]; b, (B, N)."""
+        `walk`: a retriever with that existence. Returns: q, (B, N) in [0, 1]; b, (B, N)."""
         found = _retrieved_logs(walk, scores)
         base = torch.maximum(found, least)
         ctx.save_for_backward(scores, found, base)
@@ -316,7 +317,7 @@ def retrieve_exp(
     walk,                  # a CumulativeRetriever or a StickBreakingRetriever
     scores: Tensor,        # u, (B, N), double precision, -inf for positions that do not count
     least: Tensor,         # least base of each position, (B, N), double precision, finite
-) -> tuple[Tensor, Tensor]:    # amounts left(exp u) / exp b, (B, N) in [0, 1]; b, (B, N)
+) -> tuple[Tensor, Tensor]:    # q = left(exp u) / exp b, (B, N) in [0, 1]; b, (B, N)
     "Retrieved exponentials of scores of any range, relative to one base for each position."
     if not scores.shape == least.shape == walk.exists.shape:
         raise ValueError(f"scores of shape {tuple(scores.shape)} and bases of shape "
@@ -398,7 +399,7 @@ class NeighborPair:
         return seen
 
     def retrieve_exp(self, scores: Tensor) -> tuple[Tensor, Tensor]:    # u, (B, N), or -inf
-        "Of linear retrievers: a, b with left(exp u) + right(exp u) = a exp b, b >= max(u, 0)."
+        "Of linear retrievers: q, b with left(exp u) + right(exp u) = q exp b, b >= max(u, 0)."
         logs = scores.double()
         least = logs.detach().clamp(min=0)
         (one, low), (other, high) = (retrieve_exp(side, logs, least)
