@@ -12,13 +12,18 @@ __doc__ = """Trees, recurrence and attention: the encoders of four papers with o
 
 `list_encoders()` gives the names of the encoders, `describe_encoder(name)` the options of one, and
 `create_encoder(name, dim=...)` makes one. `help(create_encoder)` shows the interface. Modules are
-imported by name: `from rvnnbook.tasks.classify import Classifier, load_pretrained`.
+imported by name: `from rvnnbook.tasks.classify import Classifier, load_pretrained`; its function
+`load_pretrained` loads trained models, `registry.list_pretrained()` lists them.
 
 reference   the models as the papers write them, for one sentence
 encoders    the same models for batches, as they are trained; built from `layers`
 tasks       encoders with heads, losses and evaluation
 data        tasks: generators, readers of published files, batches
-lab         training, runs, sweeps, records and benchmarks
-show        figures, trees and tables
+lab         training (`lab.train.train`), runs, sweeps, records and benchmarks
+show        figures, tables and trees (`show.trees.tree_drawing`)
+
+Docstrings cite four papers by a short name: crvnn (Ray Chowdhury and Caragea 2021), design_space
+(Ray Chowdhury and Caragea 2024), self_iru (Zhang et al. 2021), rir (Ray Chowdhury and Caragea
+2023, Recursion in Recursion).
 """
 _all_ = ["create_encoder", "describe_encoder", "list_encoders"]

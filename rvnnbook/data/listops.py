@@ -414,7 +414,10 @@ def make_split(
     depth: tuple[int, int] | None = None,      # least and greatest depth; None: 0 to 19
     arguments: tuple[int, int] | None = None,  # A, of the widest operator; None: any up to 5
 ) -> list[Example]:                            # different, shuffled, none of the official test
-    "Generated examples within bounds on length, depth and number of arguments."
+    """Generated examples within bounds on length, depth and number of arguments.
+
+    All examples of one call differ. Two calls may share examples, also with different seeds: draw
+    training and test examples by one call and split them."""
     bounds = split_bounds(length, depth, arguments)
     deepest, widest = bounds.depth[1], bounds.arguments[1]
     sampler = LengthSampler(bounds.length[1], arguments=(2, max(2, widest)),

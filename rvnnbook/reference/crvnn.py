@@ -24,7 +24,7 @@ class GRC(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:    # (..., D) each -> (..., D)
-        "Children to parent."
+        "Children to parent: gates z_l, z_r, z_g and new content h, their gated sum, its norm."
         gates = self.w2(F.gelu(self.w1(torch.cat([left, right], -1))))
         keep_left, keep_right, write, content = gates.chunk(4, -1)
         return self.norm(keep_left.sigmoid() * left + keep_right.sigmoid() * right
@@ -37,6 +37,7 @@ def left_weights(
     "Left neighbors under partial existence (crvnn Eq. 5)."
     total = exists.cumsum(-1)
     between = total[:, None] - exists[:, None] - total[None, :]      # sum of e over j < l < i
+    # of one whole neighbor, 1 - between is left for j; only positions j < i are neighbors
     return torch.minimum(exists[None, :], (1 - between).clamp(min=0)).tril(-1)
 
 # %% ../../nbs/crvnn.ipynb #1bab7cc4
@@ -75,18 +76,19 @@ class MergeDecision(nn.Module):
         states: Tensor,                # r, (N, D); N counts START and END here
         left: Tensor,                  # left weights, (N, N)
         right: Tensor,                 # right weights, (N, N)
-        received: Tensor,              # left(c) of the round before, (N,)
+        received: Tensor,              # left(c) of the round before, 0 at first, (N,)
     ) -> Tensor:                       # c, (N,)
         "Merge probabilities of one round; 0 for START, the last token and END."
-        seen = [states]
+        seen = [states]                          # then the neighbor of the neighbor (Eq. 7-8, 10)
         for _ in range(self.window):
             seen = [left @ seen[0], *seen, right @ seen[-1]]
+        # T = left(c) C + (1 - left(c)) C' (Eq. 16)
         transition = torch.lerp(self.transition["not_composed"], self.transition["composed"],
                                 received[:, None])
         hidden = F.gelu(self.scorer[0](torch.cat([*seen, transition], -1)))
         may_merge = torch.ones_like(received)
         may_merge[[0, -2, -1]] = 0                               # START, last token, END
-        scores = self.scorer[1](hidden).squeeze(-1) * may_merge
+        scores = self.scorer[1](hidden).squeeze(-1) * may_merge  # others rival with the score 0
         return compete(scores, left, right) * may_merge
 
 # %% ../../nbs/crvnn.ipynb #d0e7f8a9
@@ -94,8 +96,8 @@ class CRvNN(nn.Module):
     """Continuous recursive neural network (CRvNN), for one sentence.
 
     Every position has an existence in [0, 1]. In a round each position is merged into its right
-    neighbor with some probability, and exists less after that (Ray Chowdhury and Caragea 2021,
-    crvnn section 3)."""
+    neighbor with some probability (in the paper: composed), and exists less after that
+    (Ray Chowdhury and Caragea 2021, crvnn section 3)."""
     def __init__(
         self,
         dim: int, window: int = 2, transition_dim: int = 64,     # as for MergeDecision
@@ -109,15 +111,17 @@ class CRvNN(nn.Module):
 
     def rounds(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         "States r, existence e, merges c of START, tokens and END: at first, then after each round."
+        # leaf transform (Eq. 9)
         states = self.leaf_norm(self.leaf(torch.cat([self.start[None], x, self.end[None]])))
         exists, received = torch.ones_like(states[:, 0]), torch.zeros_like(states[:, 0])
-        yield states, exists, received
-        for _ in range(len(x) - 1):
+        yield states, exists, received                       # before the first round no merges
+        for _ in range(len(x) - 1):                          # a binary tree has n - 1 merges
             if (exists[1:-1] >= self.threshold).sum() == 1:
                 break                                        # only the last token is left
             left, right = left_weights(exists), right_weights(exists)
             merges = self.decision(states, left, right, received)
-            received = left @ merges
+            received = left @ merges                         # left(c)
+            # r <- left(c) GRC(left(r), r) + (1 - left(c)) r (Eq. 3), e <- e (1 - c) (Eq. 4)
             states = torch.lerp(states, self.grc(left @ states, states), received[:, None])
             exists = exists * (1 - merges)
             yield states, exists, merges
@@ -125,5 +129,7 @@ class CRvNN(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         "Token vectors (N, D) -> sentence vector (D,), existence (N,), halt penalty in nats."
         *_, (states, exists, _) = self.rounds(x)
-        exists = exists[1:-1]
+        exists = exists[1:-1]                                # of tokens
+        # the last token, before END, is never merged and receives all others: it is the root
+        # halt penalty -log(e_n / sum of e) (Eq. 17)
         return states[-2], exists, exists.sum().log() - exists[-1].log()
