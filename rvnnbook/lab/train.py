@@ -391,13 +391,8 @@ def train(
 ) -> Outcome:
     """Train, or go on from the last checkpoint, until the end or until the time is up.
 
-    The recipe says how: `steps` or `epochs` bound the training, and with a judge it also ends after
-    more than `patience` checks in a row without improvement of `metric`, a name in the dictionary
-    that the judge returns, such as `lambda model: evaluate_classifier(model, held_out)`. A check
-    comes after every `check_every` steps, or once an epoch. Afterwards the model has the weights of
-    the best check. A stop signal ends the training at the next step; `Outcome.reason` says so.
-    Example: `train(model, BucketLoader(examples, 32, collate_listops), judge, epochs=3)`.
-    """
+    With a judge it also ends after more than `patience` checks without a better `metric`, and the
+    model gets the weights of the best check. Checks come every `check_every` steps or epoch."""
     from tqdm import tqdm
     recipe = TrainConfig(**check_model(TrainConfig, recipe))
     run = Run(model, batches, recipe, folder and Path(folder), settings or {})

@@ -130,6 +130,5 @@ class CRvNN(nn.Module):
         "Token vectors (N, D) -> sentence vector (D,), existence (N,), halt penalty in nats."
         *_, (states, exists, _) = self.rounds(x)
         exists = exists[1:-1]                                # of tokens
-        # the last token, before END, is never merged and receives all others: it is the root
-        # halt penalty -log(e_n / sum of e) (Eq. 17)
+        # the last token is never merged, so it is the root; penalty -log(e_n / sum of e) (Eq. 17)
         return states[-2], exists, exists.sum().log() - exists[-1].log()
