@@ -297,4 +297,6 @@ def test_drawings_need_a_step_for_each_token(draw):
         draw([1, 0], "7 8")
     with pytest.raises(ValueError, match="^2 composition steps, but 3 tokens$"):
         draw([1, 0], ["7", "8", "9"])
+    with pytest.raises(ValueError, match="^3 composition steps, but 2 tokens$"):
+        draw([1, 2, 0], ["7", "8"])
     assert draw([1, 0, 0], ["7", "8"]) == draw([1, 0], ["7", "8"])

@@ -40,7 +40,8 @@ def tree_spans(
 # %% ../../nbs/workshop/trees.ipynb #a5316f90
 def _own_steps(steps, tokens):
     "Composition steps without padding, if there is one for each token."
-    if len(steps) < len(tokens):
+    last = len(tokens) - 1                                           # 0 from there on
+    if len(steps) <= last or len(steps) > last + 1 and any(steps[last:]):
         hint = "; split the text first" if isinstance(tokens, str) else ""
         raise ValueError(f"{len(steps)} composition steps, but {len(tokens)} tokens{hint}")
     return list(steps)[:len(tokens)]
