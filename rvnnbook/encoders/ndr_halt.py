@@ -110,7 +110,8 @@ class _StoppingRouter(NDR):
         "Layers until every sentence is finished, or the limit; states, weighted penalty, trace."
         drops = self.training and self.dropout.p        # its samples depend on the rows
         every = 1 if trace or drops or states.device.type == "cpu" else LAYERS_BETWEEN_WAITS
-        return self.halt(step, states, there, layers, [] if trace else None, every)
+        return self.halt(                              # pyright: ignore[reportCallIssue]
+            step, states, there, layers, [] if trace else None, every)
 
 def _trace_by_layer(history, used, last):
     "Name -> (T, B, ...), 0 for finished sentences; and the layers of each sentence, (B,)."

@@ -388,7 +388,11 @@ class NeighborWindow(torch.autograd.Function):
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8d
 class NeighborPair:
     "Left and right neighbors: two linear retrievers, or two matrices of neighbor_weights."
-    def __init__(self, left, right):
+    def __init__(
+        self,
+        left,                  # (B, N, N), or a retriever: `left @ values` retrieves, (B, N, D)
+        right,                 # likewise
+    ):
         self.left, self.right = left, right
 
     def window(self, values: Tensor, window: int = 1) -> tuple:     # v, (B, N, D); kappa >= 1
@@ -407,9 +411,13 @@ class NeighborPair:
         base = torch.maximum(low, high)
         return one * (low - base).exp() + other * (high - base).exp(), base
 
+# %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8e
 class DenseNeighbors(NeighborPair):
     "Left and right neighbors as two matrices in one tensor, (B, 2, N, N)."
-    def __init__(self, weights: Tensor):
+    def __init__(
+        self,
+        weights: Tensor,       # of left and of right neighbors, (B, 2, N, N)
+    ):
         super().__init__(*weights.unbind(1))
         self.weights = weights
 
