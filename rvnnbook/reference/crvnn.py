@@ -20,11 +20,12 @@ class GRC(nn.Module):
         dim: int,              # D, width of a child and of the parent
     ):
         super().__init__()
+        # 4 D hidden units; the output 4 D holds three gates and the content
         self.w1, self.w2 = nn.Linear(2 * dim, 4 * dim), nn.Linear(4 * dim, 4 * dim)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:    # (..., D) each -> (..., D)
-        "Children to parent: gates z_l, z_r, z_g and new content h, their gated sum, its norm."
+        "Children to parent: gates on left, right and content (Eq. 14), norm of the sum (Eq. 15)."
         gates = self.w2(F.gelu(self.w1(torch.cat([left, right], -1))))
         keep_left, keep_right, write, content = gates.chunk(4, -1)
         return self.norm(keep_left.sigmoid() * left + keep_right.sigmoid() * right
@@ -33,16 +34,16 @@ class GRC(nn.Module):
 # %% ../../nbs/crvnn.ipynb #c9d0e1f2
 def left_weights(
     exists: Tensor,            # e, existence, (N,) in [0, 1]
-) -> Tensor:                   # p, weight of j as left neighbor of i, (N, N)
-    "Left neighbors under partial existence (crvnn Eq. 5)."
+) -> Tensor:                   # p[i, j], weight of j as left neighbor of i, (N, N)
+    "Left neighbors, left(v) = p @ v (crvnn Def. 4): the mirror image of Eq. 5."
     total = exists.cumsum(-1)
     between = total[:, None] - exists[:, None] - total[None, :]      # sum of e over j < l < i
-    # of one whole neighbor, 1 - between is left for j; only positions j < i are neighbors
+    # weights sum to at most 1, nearer positions first: j gets e_j or what remains; only j < i
     return torch.minimum(exists[None, :], (1 - between).clamp(min=0)).tril(-1)
 
 # %% ../../nbs/crvnn.ipynb #1bab7cc4
 def right_weights(exists: Tensor) -> Tensor:     # as left_weights
-    "Right neighbors: the mirror image (crvnn Eq. 5)."
+    "Right neighbors, by left_weights of the reversed sentence (crvnn Eq. 5)."
     return left_weights(exists.flip(0)).flip(0, 1)
 
 # %% ../../nbs/crvnn.ipynb #dd2c4022
@@ -57,16 +58,17 @@ def compete(
 
 # %% ../../nbs/crvnn.ipynb #cec5d6e7
 class MergeDecision(nn.Module):
-    "Probability that each position is merged into its right neighbor (crvnn Eq. 10-13, 16)."
+    "Probability that each position is merged into its right neighbor (crvnn Eq. 10-11, 13, 16)."
     def __init__(
         self,
         dim: int,                      # D, width of a state
-        window: int = 2,               # kappa, neighbors seen on each side
+        window: int = 2,               # kappa (tau in the paper), neighbors seen on each side
         transition_dim: int = 64,      # width of the transition features
     ):
         super().__init__()
-        seen = (2 * window + 1) * dim + transition_dim
+        seen = (2 * window + 1) * dim + transition_dim       # width of the joined window and T
         self.scorer = nn.ModuleList([nn.Linear(seen, dim), nn.Linear(dim, 1)])
+        # C and C': whether the position received a merge in the round before (Eq. 16)
         self.transition = nn.ParameterDict({
             name: torch.randn(transition_dim) for name in ("composed", "not_composed")})
         self.window = window
@@ -79,16 +81,17 @@ class MergeDecision(nn.Module):
         received: Tensor,              # left(c) of the round before, 0 at first, (N,)
     ) -> Tensor:                       # c, (N,)
         "Merge probabilities of one round; 0 for START, the last token and END."
-        seen = [states]                          # then the neighbor of the neighbor (Eq. 7-8, 10)
+        seen = [states]            # window (Eq. 11): each pass adds left_m and right_m (Eq. 7-8)
         for _ in range(self.window):
             seen = [left @ seen[0], *seen, right @ seen[-1]]
         # T = left(c) C + (1 - left(c)) C' (Eq. 16)
         transition = torch.lerp(self.transition["not_composed"], self.transition["composed"],
                                 received[:, None])
+        # Eq. 10: the sum over the kernels is one linear map of the joined window
         hidden = F.gelu(self.scorer[0](torch.cat([*seen, transition], -1)))
         may_merge = torch.ones_like(received)
         may_merge[[0, -2, -1]] = 0                               # START, last token, END
-        scores = self.scorer[1](hidden).squeeze(-1) * may_merge  # others rival with the score 0
+        scores = self.scorer[1](hidden).squeeze(-1) * may_merge  # those three rival as 0
         return compete(scores, left, right) * may_merge
 
 # %% ../../nbs/crvnn.ipynb #d0e7f8a9
@@ -111,13 +114,13 @@ class CRvNN(nn.Module):
 
     def rounds(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         "States r, existence e, merges c of START, tokens and END: at first, then after each round."
-        # leaf transform (Eq. 9)
+        # START and END are learned and never merged (section 3.4.1); leaf transform (Eq. 9)
         states = self.leaf_norm(self.leaf(torch.cat([self.start[None], x, self.end[None]])))
         exists, received = torch.ones_like(states[:, 0]), torch.zeros_like(states[:, 0])
-        yield states, exists, received                       # before the first round no merges
-        for _ in range(len(x) - 1):                          # a binary tree has n - 1 merges
+        yield states, exists, received                       # zeros: no merges yet
+        for _ in range(len(x) - 1):                          # at most n - 1 rounds (Algorithm 1)
             if (exists[1:-1] >= self.threshold).sum() == 1:
-                break                                        # only the last token is left
+                break                                        # only the last token is left (Alg. 2)
             left, right = left_weights(exists), right_weights(exists)
             merges = self.decision(states, left, right, received)
             received = left @ merges                         # left(c)
