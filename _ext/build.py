@@ -34,6 +34,13 @@ def pages(root: Path) -> list[str]:
     return re.findall(r"^\s*-?\s*(?:root|file):\s*(\S+)\s*$", (root / "_toc.yml").read_text(), re.M)
 
 
+def chapters(root: Path) -> list[str]:
+    "All notebooks, which are all executed: those of the pages first, then those that are not published."
+    published = [page for page in pages(root) if (root / f"{page}.ipynb").exists()]
+    every = [str(path.relative_to(root).with_suffix("")) for path in sources(root)]
+    return published + [name for name in every if name not in published]
+
+
 def content_hash(path: str | Path) -> str | None:
     "Digest of a file's bytes; None if there is no file."
     try:
@@ -61,14 +68,16 @@ TAGS = {"hide": "remove-cell", "default_exp": "remove-cell",
         "hide_input": "remove-input", "hide_output": "remove-output"}
 
 def strip_directives(notebook: dict) -> dict:      # JSON data; one without `#|` comes back equal
-    "A notebook without the exporter's directives; those about the page become cell tags."
+    """A notebook without the exporter's directives; those about the page become cell tags.
+
+    A cell with `eval: false` is left empty."""
     cells = []
     for cell in notebook["cells"]:
         lines = "".join(cell["source"]).splitlines(keepends=True)
         given = [m[1] for m in map(re.compile(r"#\|\s*(\S+)").match, lines) if m]
         if given and cell["cell_type"] == "code":
             tags = cell["metadata"].get("tags", []) + [TAGS[d] for d in given if d in TAGS]
-            kept = "".join(line for line in lines if not line.startswith("#|"))
+            kept = "".join(line for line in lines if not line.startswith("#|") and "eval:" not in given)
             metadata = {**cell["metadata"], "tags": list(dict.fromkeys(tags))}
             cell = {**cell, "source": kept, "metadata": metadata}
         cells.append(cell)
@@ -146,7 +155,7 @@ def run_chapters(root: Path, always: tuple[str, ...] = (), jobs: int | None = No
     "Execute every chapter that is not fresh, and those of `always`, several at once; the errors of pages that failed."
     from rvnnbook.lab.run import StatusError
     installed, failed = versions(), {}
-    record = {page: root / "build" / "executed" / f"{page}.json" for page in pages(root) if (root / f"{page}.ipynb").exists()}
+    record = {page: root / "build" / "executed" / f"{page}.json" for page in chapters(root)}
     stale = [page for page in record if page in always or not is_fresh(record[page], installed)]
     jobs = jobs or os.cpu_count()
     many = len(stale) > 2 * jobs       # importing once pays
@@ -295,7 +304,7 @@ def make_book(root: Path, always: tuple[str, ...] = (), jobs: int | None = None)
     "Check, execute, stage, build; the first page of the site."
     check_drift(root)
     if failed := run_chapters(root, always, jobs):
-        raise BookError(f"{len(failed)} of {len(pages(root))} pages failed, so no site was built:\n" + "\n".join(failed.values()))
+        raise BookError(f"{len(failed)} of {len(chapters(root))} chapters failed, so no site was built:\n" + "\n".join(failed.values()))
     return build_site(stage(root))
 
 
@@ -310,10 +319,10 @@ def main() -> str:
         changed = [path for path in sources(root) if write_if_changed(path, clean_source(path))]
         return f"{len(changed)} notebooks cleaned"
     chapter = options.chapter and os.path.relpath(options.chapter, root).removesuffix(".ipynb")
-    if chapter and chapter not in pages(root):
-        raise BookError(f"{options.chapter} is no chapter: _toc.yml names {', '.join(pages(root))}")
+    if chapter and chapter not in chapters(root):
+        raise BookError(f"{options.chapter} is no chapter; there are: {', '.join(chapters(root))}")
     index = make_book(root, (chapter,) if chapter else (), options.jobs)
-    return f"open {index.parent / (chapter + '.html') if chapter else index}"
+    return f"open {index.parent / (chapter + '.html') if chapter in pages(root) else index}"
 
 
 if __name__ == "__main__":

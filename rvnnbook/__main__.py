@@ -9,5 +9,6 @@ __all__ = []
 from .cli import main
 
 # %% ../nbs/workshop/main.ipynb #1c264f23
+#| eval: false
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -12,12 +12,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "_ext"))
-from build import check_drift, content_hash, drift, is_fresh, pages, published_page, run_time, versions  # noqa: E402
+from build import chapters, check_drift, content_hash, drift, is_fresh, pages, published_page, run_time, versions  # noqa: E402
 
 BIN = Path(sys.executable).parent
 SOURCES = sorted((ROOT / "nbs").rglob("*.ipynb"))
 SOURCES = [path for path in SOURCES if ".ipynb_checkpoints" not in path.parts]
-CHAPTERS = [page for page in pages(ROOT) if (ROOT / f"{page}.ipynb").exists()]
+CHAPTERS = chapters(ROOT)
+PUBLISHED = [page for page in pages(ROOT) if page in CHAPTERS]
 LESSON = re.compile(r"^\s*assert\b|\bassert_close\(|^\s*except \w+Error", re.M)
 
 
@@ -65,7 +66,7 @@ def test_nine_exported_definitions_in_ten_have_a_lesson_within_three_cells():
 
 
 def test_chapters_have_the_arc_of_the_book():
-    for page in CHAPTERS:
+    for page in PUBLISHED:
         text = "\n".join(cells(ROOT / f"{page}.ipynb", "markdown"))
         assert text.startswith("# ") and text.count("\n# ") == 0, page
         if page not in ("nbs/preface", "nbs/traceability"):
@@ -142,7 +143,7 @@ def notebook(*sources):
 
 @pytest.fixture
 def small_book(tmp_path):
-    "A clone with a book of two chapters."
+    "A clone with a book of two chapters, and a third that is not published."
     root = tmp_path / "clone"
     (root / "nbs").mkdir(parents=True)
     for name in ("settings.ini", "pyproject.toml", "references.bib", "package.json", "package-lock.json", "_config.yml"):
@@ -151,7 +152,7 @@ def small_book(tmp_path):
         shutil.copytree(ROOT / name, root / name)
     (root / "node_modules").symlink_to(ROOT / "node_modules")
     (root / "_toc.yml").write_text("format: jb-book\nroot: nbs/first\nchapters:\n- file: nbs/second\n- file: api/index\n")
-    for name in ("first", "second"):
+    for name in ("first", "second", "third"):
         (root / "nbs" / f"{name}.ipynb").write_text(notebook(("markdown", f"# {name}"), ("code", "6 * 7")))
     subprocess.run([BIN / "nbdev_export"], cwd=root, check=True)
     subprocess.run([sys.executable, root / "_ext" / "build.py", "clean"], check=True)
@@ -189,6 +190,7 @@ def test_a_broken_book_is_never_green(small_book):
     assert done.returncode == 0, done.stderr
     page = done.stdout.strip().splitlines()[-1].removeprefix("open ")
     assert Path(page).exists() and "42" in (site / "_build" / "html" / "nbs" / "second.html").read_text()
+    assert (small_book / "build" / "executed" / "nbs" / "third.ipynb").exists() and not (site / "nbs" / "third.ipynb").exists()
 
     done = build(small_book)                                        # nothing changed: nothing is run
     assert done.returncode == 0 and "[" not in done.stdout
@@ -198,6 +200,12 @@ def test_a_broken_book_is_never_green(small_book):
 
     done = build(small_book, "--chapter", "nbs/none.ipynb")
     assert done.returncode == 1 and "nbs/none.ipynb is no chapter" in done.stderr and done.stderr.count("\n") == 1
+
+    edit(small_book / "nbs" / "third.ipynb", "6 * 7", "1 / 0")      # one that is not published, too, must run
+    done = build(small_book)
+    assert done.returncode == 1 and "third.ipynb: cell 2 raised ZeroDivisionError" in done.stderr
+    edit(small_book / "nbs" / "third.ipynb", "1 / 0", "6 * 7")
+    assert build(small_book).returncode == 0
 
     edit(small_book / "nbs" / "first.ipynb", "6 * 7", "6 * 8")
     done = build(small_book)
