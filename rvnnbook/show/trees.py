@@ -185,7 +185,7 @@ def tree_drawing(
 def rounds_drawing(
     contents: Sequence[str],           # text of each position, (n,)
     exists: Sequence[float],           # e, existence, (n,) in [0, 1]
-    composes: Sequence[float],         # c, composition probabilities, (n,) in [0, 1]; arrows if > 0
+    composes: Sequence[float],         # c, merge probabilities, (n,) in [0, 1]; arrows if > 0
     room: Sequence[int] | None = None, # width of each box in characters, (n,); None: of its text
 ) -> str:                              # an `<svg>` element
     "Draw one round of composition as a row of positions (crvnn Table 1)."
