@@ -34,20 +34,24 @@ def length_mask(
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 # %% ../nbs/implementations/conventions.ipynb #6d5491cc
+def _describe(value) -> str:
+    "The type of what was given, and the shape of a tensor."
+    return (f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor)
+            else type(value).__name__)
+
 def check_batch(
     x: Tensor,                   # token vectors, (B, N, D) floating point
     mask: Tensor,                # (B, N) bool, True = token, tokens first
     dim: int | None = None,      # D that the caller expects
 ) -> Tensor:                     # x with zeros on padding, (B, N, D)
     "Refuse a malformed batch; otherwise return it with its padding set to zero."
-    if x.ndim != 3 or not x.is_floating_point():
-        raise ValueError("x must be a floating-point (B, N, D) tensor, "
-                         f"got {x.dtype} of shape {tuple(x.shape)}")
+    if not isinstance(x, Tensor) or x.ndim != 3 or not x.is_floating_point():
+        raise ValueError(f"x must be a floating-point (B, N, D) tensor, got {_describe(x)}")
     if dim is not None and x.shape[2] != dim:
         raise ValueError(f"x has width {x.shape[2]}, the encoder was made for dim={dim}")
-    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-        raise ValueError(f"mask must be bool of shape {tuple(x.shape[:2])}, "
-                         f"got {mask.dtype} of shape {tuple(mask.shape)}")
+    wanted = x.shape[:2]
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != wanted:
+        raise ValueError(f"mask must be bool of shape {tuple(wanted)}, got {_describe(mask)}")
     if mask.numel() == 0:
         raise ValueError(f"the batch is empty: x has shape {tuple(x.shape)}")
     wrong = ~mask[:, 0] | (mask[:, 1:] > mask[:, :-1]).any(1)
@@ -104,8 +108,8 @@ def check_ids(
     count: int,            # what all ids are less than
 ) -> None:
     "Refuse ids out of range on the CPU; elsewhere Python would wait for the device."
-    if ids.is_floating_point():
-        raise ValueError(f"{name} must be integers, got {ids.dtype}")
+    if not isinstance(ids, Tensor) or ids.is_floating_point():
+        raise ValueError(f"{name} must be a tensor of integers, got {_describe(ids)}")
     if ids.is_cpu and (wrong := ids[(ids < 0) | (ids >= count)]).numel():
         raise ValueError(f"{name} must be in [0, {count}), got {wrong[0].item()}")
 
@@ -125,7 +129,11 @@ class TokenEmbedding(nn.Embedding):
 
 # %% ../nbs/implementations/conventions.ipynb #5f05e2f5
 class EncoderOutput(NamedTuple):
-    "Result of every encoder: one vector for each sentence, and what else it computes."
+    """Result of every encoder: one vector for each sentence, and what else it computes.
+
+    `root`: sentence vectors, (B, D); `states`: one vector for each position, (B, N, D), or None;
+    `loss`: auxiliary loss; `trace`: with trace=True, the decisions by name, such as "trees".
+    """
     root: Tensor                       # sentence vectors, (B, D)
     states: Tensor | None = None       # per-position states, (B, N, D), if the architecture has any
     loss: Tensor | float = 0.0         # scalar auxiliary loss, mean over the batch; 0 if none
@@ -275,7 +283,7 @@ def merge_targets(
                          "pass trees=, a tensor of composition steps of shape (B, N)")
     if trees.shape != mask.shape or trees.is_floating_point() or trees.dtype == torch.bool:
         raise ValueError(f"trees must be integers of shape {tuple(mask.shape)}, "
-                         f"got {trees.dtype} of shape {tuple(trees.shape)}")
+                         f"got {_describe(trees)}")
     targets = []
     for row, (steps, length) in enumerate(zip(trees.tolist(), mask.sum(1).tolist())):
         try:

@@ -285,7 +285,10 @@ def test_a_box_without_places_is_refused():
     (lambda: check_directions(2, 7), "directions must be 1, or 2 if dim is even, got directions=2, dim=7"),
     (lambda: check_ids("labels", torch.tensor([0, 3, 4]), 3), "labels must be in [0, 3), got 3"),
     (lambda: check_ids("labels", torch.tensor([-2]), 3), "labels must be in [0, 3), got -2"),
-    (lambda: check_ids("labels", torch.ones(1), 3), "labels must be integers, got torch.float32")])
+    (lambda: check_ids("labels", torch.ones(1), 3), "labels must be a tensor of integers, got torch.float32 of shape (1,)"),
+    (lambda: check_ids("labels", [1], 3), "labels must be a tensor of integers, got list"),
+    (lambda: check_batch([[1.0]], TOKENS), "x must be a floating-point (B, N, D) tensor, got list"),
+    (lambda: check_batch(torch.ones(2, 3, 4), None), "mask must be bool of shape (2, 3), got NoneType")])
 def test_options_and_ids_out_of_range(check, said):
     with pytest.raises(ValueError) as error:
         check()

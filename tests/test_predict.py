@@ -263,7 +263,7 @@ def test_an_encoder_is_expected_where_a_name_is_given(kind):
 
 def test_ids_and_labels_out_of_range():
     model, mask = model_of("lstm"), torch.ones(1, 2, dtype=torch.bool)
-    for ids, said in (([[3, 10]], r"token ids must be in \[0, 10\), got 10"), ([[-1, 2]], "got -1"), ([[1.0, 2.0]], "must be integers")):
+    for ids, said in (([[3, 10]], r"token ids must be in \[0, 10\), got 10"), ([[-1, 2]], "got -1"), ([[1.0, 2.0]], "must be a tensor of integers")):
         with pytest.raises(ValueError, match=said):
             model(torch.tensor(ids), mask)
     for label in (4, -1):
@@ -340,4 +340,6 @@ def test_drawings_need_a_step_for_each_token(draw):
         draw([1, 0], ["7", "8", "9"])
     with pytest.raises(ValueError, match="^3 composition steps, but 2 tokens$"):
         draw([1, 2, 0], ["7", "8"])
+    with pytest.raises(ValueError, match=r"^there is no tree; use predict\(..., return_trees=True\)$"):
+        draw(None, ["7", "8"])
     assert draw([1, 0, 0], ["7", "8"]) == draw([1, 0], ["7", "8"])

@@ -170,7 +170,10 @@ def accuracy(
     model: Classifier,         # put into eval mode
     batches,                   # of ids, mask, trees and labels; iterable
 ) -> float:                    # accuracy, in [0, 1]
-    "Accuracy: the share of the labels that a model predicts correctly."
+    """Accuracy: the share of the labels that a model predicts correctly.
+
+    `batches`: with ids, mask, trees and labels, such as a `BucketLoader` or a list of batches.
+    """
     model.eval()
     hits = []
     for batch in batches:
