@@ -79,6 +79,7 @@ def _find_encoder(name):
     make = getattr(importlib.import_module(module), class_name)
     return make, [p for p in inspect.signature(make).parameters if p not in fixed], fixed
 
+# %% ../nbs/workshop/registry.ipynb #5d20c7b1
 def encoder_options(
     name: str,        # one of list_encoders(), or module:Class of your own
 ) -> list[str]:       # names of the options that create_encoder takes

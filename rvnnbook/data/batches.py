@@ -137,12 +137,9 @@ def token_batches(
 
 # %% ../../nbs/implementations/batches.ipynb #ba873f3f
 class BucketLoader:
-    """Batches of examples of similar length, each the result of `collate(examples)`.
+    """Batches of examples of similar length; `for` yields those of one epoch, `next` never ends.
 
-    `for batch in loader` yields the batches of one epoch, `loader.next()` the next batch without
-    end. `collate` makes a batch of a list of at most `size` examples: `data.listops` has
-    `collate_listops`. `state_dict` and `load_state_dict` save and restore the position.
-    """
+    Each is what `collate` makes of some examples. `state_dict` saves the position."""
     def __init__(
         self,
         examples: Sequence,        # examples to batch, at least one

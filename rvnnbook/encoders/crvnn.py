@@ -292,7 +292,6 @@ class CRvNNParts(Encoder):
         self.leaf = nn.Linear(dim, made.state_dim)
         self.add_module(self.cell_name, made)
         self.leaf_norm = nn.LayerNorm(dim) if cell == "grc" else nn.Identity()
-
     @property
     def cell(self) -> nn.Module:                    # f, (M, S), (M, S) -> (M, S)
         "The composition function."
