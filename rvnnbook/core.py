@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['pad_batch', 'length_mask', 'check_batch', 'check_choice', 'check_counts', 'check_range', 'check_directions',
-           'check_ids', 'TokenEmbedding', 'EncoderOutput', 'Encoder', 'batch_gap', 'padding_gap', 'steps_from_tree',
-           'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
+           'check_ids', 'TokenEmbedding', 'EncoderOutput', 'Encoder', 'encoder_width', 'batch_gap', 'padding_gap',
+           'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
 
 # %% ../nbs/implementations/conventions.ipynb #938f74f6
 import math
@@ -168,6 +168,15 @@ class Encoder(nn.Module):
         batch.
         """
         raise NotImplementedError(f"{type(self).__name__} has no forward method")
+
+def encoder_width(
+    encoder: Encoder,                                # any encoder, of the book or your own
+) -> int:                                            # D
+    "The width of an encoder's vectors; refuses anything else, such as the name of an encoder."
+    if not hasattr(encoder, "dim"):
+        raise TypeError("expected an encoder, such as create_encoder('crvnn', dim=64), "
+                        f"got {type(encoder).__name__}")
+    return encoder.dim
 
 # %% ../nbs/implementations/conventions.ipynb #e3b46b36
 @torch.no_grad()

@@ -21,6 +21,8 @@ from rvnnbook.show.trees import bracket_string, tree_drawing, tree_spans
 from rvnnbook.tasks.classify import (
     Classifier, Predictor, _class_probabilities, accuracy, cross_entropy, load_pretrained, predict_labels)
 from rvnnbook.tasks.pair import PairClassifier
+from rvnnbook.tasks.seq2seq import Seq2Seq
+from rvnnbook.tasks.tokens import TokenClassifier
 from tests.pretend_device import PretendDevice
 from tests.test_encoders import GIVEN_TREES, NAMES, every, make
 
@@ -203,6 +205,8 @@ def test_lists_that_are_refused():
         pairs.predict([([1], [2], [3])])
     with pytest.raises(ValueError, match="needs at least one token"):
         pairs.predict([([1], [])])
+    with pytest.raises(TypeError, match="^sentence 0: expected a pair of sentences, got a single text$"):
+        pairs.predict(["1 2"])
     with pytest.raises(ValueError, match="this encoder is given its trees"):
         given_trees.predict(SENTENCES)
     for wrong in ([0], [1, 0], [1, 2, 3, 0], [1, 1, 0], [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]):      # of the first sentence, with three tokens
@@ -255,7 +259,7 @@ def test_sizes_that_are_refused(kind, options, said):
         kind(create_encoder("lstm", dim=4), **{"vocabulary": 5, "classes": 3, **options})
 
 
-@pytest.mark.parametrize("kind", [Classifier, PairClassifier])
+@pytest.mark.parametrize("kind", [Classifier, PairClassifier, TokenClassifier, lambda encoder, vocabulary, _: Seq2Seq(encoder, vocabulary)])
 def test_an_encoder_is_expected_where_a_name_is_given(kind):
     with pytest.raises(TypeError, match=r"^expected an encoder, such as create_encoder\('crvnn', dim=64\), got str$"):
         kind("crvnn", 5, 3)

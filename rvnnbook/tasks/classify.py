@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import (
-    Encoder, EncoderOutput, TokenEmbedding, check_choice, check_counts, check_ids, pad_batch)
+from rvnnbook.core import (
+    Encoder, EncoderOutput, TokenEmbedding, check_choice, check_counts, check_ids, encoder_width,
+    pad_batch)
 from ..data.batches import Vocabulary, read_sentence, token_batches
 from ..data.listops import VOCABULARY, parse_expression
 from ..data.text import UNKNOWN, lower_words
@@ -36,13 +37,6 @@ def _head_layers(dim: int, classes: int, layers: int) -> nn.ModuleList:
     check_choice("number of layers", layers, (1, 2))
     hidden, last = nn.Linear(dim, dim), nn.Linear(dim, 1 if classes == 2 else classes)
     return nn.ModuleList([hidden] * (layers - 1) + [last])
-
-def _width_of(encoder: Encoder) -> int:
-    "The width of an encoder's vectors; refuses anything else, such as the name of an encoder."
-    if not hasattr(encoder, "dim"):
-        raise TypeError("expected an encoder, such as create_encoder('crvnn', dim=64), "
-                        f"got {type(encoder).__name__}")
-    return encoder.dim
 
 def _token_types(vocabulary) -> tuple[Vocabulary | None, int]:
     "The vocabulary, if the tokens are given, and the number of token types."
@@ -115,7 +109,7 @@ class Classifier(Predictor):
         dropout_out: float = 0.0,      # dropout before the last layer, in [0, 1)
     ):
         super().__init__()
-        self.encoder, self.activation, dim = encoder, F.gelu, _width_of(encoder)
+        self.encoder, self.activation, dim = encoder, F.gelu, encoder_width(encoder)
         self.vocabulary, types = _token_types(vocabulary)
         self.embedding = TokenEmbedding(types, dim if embedding_dim is None else embedding_dim)
         self.in_proj = nn.Linear(self.embedding.embedding_dim, dim)
@@ -205,6 +199,8 @@ def _read_examples(model, sentences: Iterable, trees: Iterable | None) -> Iterat
                 raise ValueError("trees must have composition steps for each sentence")
             if model.sides == 1:
                 sides, steps = [sides], None if steps is None else [steps]
+            elif isinstance(sides, str):
+                raise TypeError("expected a pair of sentences, got a single text")
             ids = [read_sentence(side, model.vocabulary, model.embedding.num_embeddings)
                    for side in sides]
             if len(ids) != model.sides:

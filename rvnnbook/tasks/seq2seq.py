@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, TokenEmbedding, check_counts, check_range
+from ..core import (
+    Encoder, EncoderOutput, TokenEmbedding, check_counts, check_range, encoder_width)
 from ..data.algorithms import END, START
 from ..data.batches import to_device
 from ..layers.masking import run_reader
@@ -98,7 +99,7 @@ class Seq2Seq(nn.Module):
     ):
         super().__init__()
         self.encoder, self.dropout_in = encoder, nn.Dropout(dropout_in)
-        self.embedding = TokenEmbedding(vocabulary, encoder.dim)
+        self.embedding = TokenEmbedding(vocabulary, encoder_width(encoder))
         self.decoder = Decoder(encoder.dim, vocabulary, unit, dropout_in, dropout_out)
 
     def read(self, ids: Tensor, mask: Tensor,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core import (
-    EncoderOutput, TokenEmbedding, check_batch, check_counts, merge_targets, steps_from_tree)
+    EncoderOutput, TokenEmbedding, check_batch, check_counts, encoder_width, merge_targets,
+    steps_from_tree)
 from ..encoders.beam_tree import BeamTree
 from ..encoders.efficient_beam import EfficientBeam
 from ..encoders.greedy_tree import GreedyTree
@@ -138,7 +139,7 @@ class TokenClassifier(nn.Module):
         super().__init__()
         check_counts(classes=classes)
         self.encoder = encoder
-        self.embedding = TokenEmbedding(vocabulary, encoder.dim)
+        self.embedding = TokenEmbedding(vocabulary, encoder_width(encoder))
         self.head = nn.Linear(encoder.dim, classes)
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
