@@ -405,4 +405,4 @@ def test_odd_shapes_that_are_allowed(options):
 
 
 def test_check_transformer_passes():
-    assert _check_transformer(8, 1, 2, "xpos", "relu", True, 1) is None
+    assert _check_transformer(8, 2, "xpos", "relu", True, 1) is None
