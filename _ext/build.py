@@ -199,7 +199,8 @@ def drift(root: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         for name in ("nbs", "rvnnbook"):
-            shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("*.py", "__pycache__", ".ipynb_checkpoints"))
+            others = "[!_]*.py", "_[!_]*.py", "__pycache__", ".ipynb_checkpoints"      # than __init__.py, whose docstring is written by hand
+            shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns(*others))
         for name in ("settings.ini", "pyproject.toml"):
             shutil.copy(root / name, copy)
         subprocess.run([Path(sys.executable).with_name("nbdev_export")], cwd=copy, check=True, capture_output=True)

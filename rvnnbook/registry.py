@@ -51,12 +51,12 @@ ENCODERS = {               # name -> (module, class, options that make the varia
 }
 
 def list_encoders() -> list[str]:      # names that create_encoder takes
-    "The names of all encoders."
+    "The names of all encoders; the first line of `describe_encoder(name)` says what each is."
     return sorted(ENCODERS)
 
 # %% ../nbs/workshop/registry.ipynb #9f3d21c7
 def _meant(word, known):
-    close = difflib.get_close_matches(word, known, 1)
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), known, 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 def _hint(name, option, known):
@@ -65,6 +65,9 @@ def _hint(name, option, known):
 
 def _find_encoder(name):
     "Class of an encoder, names of its options, options that define the variant."
+    if not isinstance(name, str):
+        raise TypeError("expected the name of an encoder, such as 'crvnn', "
+                        f"got {type(name).__name__}")
     if ":" in name:
         from rvnnbook.own import load_own
         make = load_own(name)
@@ -76,6 +79,7 @@ def _find_encoder(name):
     make = getattr(importlib.import_module(module), class_name)
     return make, [p for p in inspect.signature(make).parameters if p not in fixed], fixed
 
+# %% ../nbs/workshop/registry.ipynb #5d20c7b1
 def encoder_options(
     name: str,        # one of list_encoders(), or module:Class of your own
 ) -> list[str]:       # names of the options that create_encoder takes

@@ -311,7 +311,7 @@ def test_the_cell_is_asked_for_every_pair():
 
 def test_errors():
     for beam in (0, -3):
-        with pytest.raises(ValueError, match=f"at least one hypothesis, got beam={beam}"):
+        with pytest.raises(ValueError, match=f"beam must be a whole number from 1, got {beam}"):
             BeamTree(4, beam=beam)
     with pytest.raises(ValueError, match="unknown activation"):
         BeamTree(4, activation="tanh")

@@ -1,4 +1,5 @@
 "Trees as composition steps, masks and the two gaps, against slow loops that know nothing of how the module does it."
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
@@ -9,6 +10,11 @@ from rvnnbook.core import (
     EncoderOutput,
     batch_gap,
     check_batch,
+    check_choice,
+    check_counts,
+    check_directions,
+    check_ids,
+    check_range,
     length_mask,
     merge_targets,
     pad_batch,
@@ -263,6 +269,38 @@ def test_malformed_batches(x, mask, complaint):
 def test_a_box_without_places_is_refused():
     with pytest.raises(ValueError):
         check_batch(torch.zeros(2, 0, 4), torch.zeros(2, 0, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("check, said", [
+    (lambda: check_choice("lag", 3, (0, 1)), "unknown lag 3; known: 0, 1"),
+    (lambda: check_counts(beam=1, layers=0), "layers must be a whole number from 1, got 0"),
+    (lambda: check_counts(2, classes="10"), "classes must be a whole number from 2, got '10'"),
+    (lambda: check_counts(least=True), "least must be a whole number from 1, got True"),
+    (lambda: check_counts(0, depth=2.0), "depth must be a whole number from 0, got 2.0"),
+    (lambda: check_range(0, 1, least=1.0), "least must be in [0, 1), got 1.0"),
+    (lambda: check_range(0, penalty=-1), "penalty must be in [0, inf), got -1"),
+    (lambda: check_range(0, penalty=float("nan")), "penalty must be in [0, inf), got nan"),
+    (lambda: check_range(0, penalty="1"), "penalty must be in [0, inf), got '1'"),
+    (lambda: check_directions(3, 8), "directions must be 1, or 2 if dim is even, got directions=3, dim=8"),
+    (lambda: check_directions(2, 7), "directions must be 1, or 2 if dim is even, got directions=2, dim=7"),
+    (lambda: check_ids("labels", torch.tensor([0, 3, 4]), 3), "labels must be in [0, 3), got 3"),
+    (lambda: check_ids("labels", torch.tensor([-2]), 3), "labels must be in [0, 3), got -2"),
+    (lambda: check_ids("labels", torch.ones(1), 3), "labels must be a tensor of integers, got torch.float32 of shape (1,)"),
+    (lambda: check_ids("labels", [1], 3), "labels must be a tensor of integers, got list"),
+    (lambda: check_batch([[1.0]], TOKENS), "x must be a floating-point (B, N, D) tensor, got list"),
+    (lambda: check_batch(torch.ones(2, 3, 4), None), "mask must be bool of shape (2, 3), got NoneType")])
+def test_options_and_ids_out_of_range(check, said):
+    with pytest.raises(ValueError) as error:
+        check()
+    assert str(error.value) == said
+
+
+def test_options_and_ids_in_range():
+    check_counts(beam=1, layers=np.int64(3), hidden=None)
+    check_range(0, 1, threshold=0, least=0.99)
+    check_directions(2, 8)
+    check_ids("labels", torch.tensor([[0, 2]]), 3)
+    check_ids("labels", torch.empty(0, dtype=torch.int64), 3)
 
 
 def test_width_is_checked_only_if_asked():

@@ -631,7 +631,7 @@ def test_who_is_taken_out_is_seen_no_more():
 def test_compaction_is_refused_in_training():
     encoder = make(0, compaction=1e-4).train()
     x, mask = batch_of([4], 0)
-    with pytest.raises(ValueError, match="compaction=0.0001 is for inference"):
+    with pytest.raises(ValueError, match="compaction=0.0001 is for inference: in training it makes gradients wrong"):
         encoder(x, mask)
     with torch.no_grad():
         assert encoder(x, mask).root.equal(encoder.eval()(x, mask).root)
@@ -656,7 +656,7 @@ def test_unknown_shapes_are_refused_by_name():
 
 @pytest.mark.parametrize("attribute, value, said", [
     ("retriever", "eq7", "unknown retriever 'eq7'; known: eq5, eq6"), ("form", "matrix", "unknown form 'matrix'; known: auto, dense, linear"),
-    ("compaction", -0.5, "compaction -0.5 not in"), ("compaction", 0.01, "compaction 0.01 not in")])
+    ("compaction", -0.5, "compaction must be in [0, 0.01), got -0.5"), ("compaction", 0.01, "compaction must be in [0, 0.01), got 0.01")])
 def test_attributes_out_of_range_are_refused_in_forward(attribute, value, said):
     encoder = CRvNN(4)
     setattr(encoder, attribute, value)
@@ -671,9 +671,9 @@ def test_sizes_of_the_scorer_are_refused_by_name(option, value):
 
 
 @pytest.mark.parametrize("option, value", [("transition_dim", -1), ("transition_dim", -100), ("threshold", 0.0), ("threshold", 1.0),
-                                           ("penalty", -0.1)])
+                                           ("penalty", -0.1), ("hidden", 0)])
 def test_numbers_out_of_range_are_refused_by_name(option, value):
-    with pytest.raises(ValueError, match=f"{option}.*{value}"):
+    with pytest.raises(ValueError, match=f"^{option} must be [^,]*(, 1\\)|, inf\\)|), got {value}$"):
         CRvNN(4, **{option: value})
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from rvnnbook.core import check_ids
 from rvnnbook.lab.records import read_records
 from rvnnbook.registry import create_encoder, list_encoders
 from rvnnbook.tasks.classify import Classifier
@@ -59,6 +60,12 @@ def test_launches_and_waits(name):
     expected, found, counts = count_launches(name)
     assert_equal_results(found, expected)
     assert counts["launches"] <= SLACK * limits["launches"] and counts["waits"] <= limits["waits"], f"{name}: {counts}"
+
+
+def test_ids_are_not_checked_where_that_would_wait():
+    with PretendDevice() as device:
+        check_ids("token ids", device.upload(torch.tensor([9])), 5)
+        assert device.waits == device.launches == 0
 
 
 def test_device_raises_where_a_gpu_would():

@@ -481,7 +481,7 @@ def test_the_option_arrives():
     assert create_encoder("ebt_grc", weights="listops", distinct=True).distinct
     with pytest.raises(ValueError, match="Did you mean 'distinct'"):
         create_encoder("ebt_grc", dim=4, distinkt=True)
-    with pytest.raises(ValueError, match="beam and score_dim must be at least 1"):
+    with pytest.raises(ValueError, match="beam must be a whole number from 1, got 0"):
         EfficientBeam(4, beam=0, distinct=True)
 
 

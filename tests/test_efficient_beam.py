@@ -289,9 +289,9 @@ def test_half_precision_around_it():
     root.sum().backward()
 
 
-@pytest.mark.parametrize("option, value", [("beam", 0), ("score_dim", 0)])
+@pytest.mark.parametrize("option, value", [("beam", 0), ("score_dim", 0), ("hidden", 0)])
 def test_what_is_refused(option, value):
-    with pytest.raises(ValueError, match="beam and score_dim must be at least 1"):
+    with pytest.raises(ValueError, match=f"{option} must be a whole number from 1, got 0"):
         EfficientBeam(4, **{option: value})
 
 

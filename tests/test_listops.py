@@ -464,6 +464,11 @@ def test_malformed_expressions(text, complaint):
         parse_expression(text)
 
 
+def test_a_text_in_place_of_its_tokens():
+    with pytest.raises(ListOpsError, match=r"^token 0 is '\[', which is none of .*; split the text first$"):
+        evaluate("[MAX 1 2 ]")
+
+
 def test_expressions_in_text_are_split_with_and_without_parentheses():
     for tokens in (tokenize("[MAX 2 9 [MIN 4 7 ] 0 ]"), ("7",)):
         assert parse_expression(" ".join(tokens)) == parse_expression(bracketed(tokens)) == tokens

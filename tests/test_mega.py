@@ -165,8 +165,8 @@ def test_defaults_and_refusals():
     assert len(encoder.layer) == 6 and encoder.layer[0].v.out_features == 8 and encoder.layer[0].ffn[0].out_features == 8
     assert encoder.layer[0].rel_pos_bias.shape == (2047,) and encoder.layer[0].ema.delta.shape == (8, 16, 1)
     assert not [name for name, _ in encoder.named_parameters() if "final" in name]
-    for options, said in (({"layers": 0}, "layers=0"), ({"key_dim": 0}, "key_dim=0"), ({"memories": 0}, "memories=0"), ({"reach": 0}, "reach=0"),
-                          ({"norm": "none"}, "'none'")):
+    for options, said in (({"layers": 0}, "layers must"), ({"key_dim": 0}, "key_dim must"), ({"memories": 0}, "memories must"),
+                          ({"reach": 0}, "reach must be a whole number from 1, got 0"), ({"norm": "none"}, "'none'")):
         with pytest.raises(ValueError, match=said):
             MEGA(4, **options)
     MEGA(4, layers=1, key_dim=1, memories=1, reach=1, norm="pre")

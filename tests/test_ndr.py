@@ -434,8 +434,9 @@ def test_a_network_all_in_half_precision():
 # ---- what is refused
 
 @pytest.mark.parametrize("options, said", [
-    ({"layers": 0}, "got 0 and 0"), ({"layers": 3, "test_layers": 0}, "got 3 and 0"), ({"heads": 4}, "4 heads for dim=6"),
-    ({"heads": 0}, "0 heads"), ({"readout": "middle"}, "unknown readout 'middle'; known: start, end, first, last"),
+    ({"layers": 0}, "layers must be a whole number from 1, got 0"), ({"heads": 4}, "4 heads for dim=6"),
+    ({"layers": 3, "test_layers": 0}, "test_layers must be a whole number from 1, got 0"), ({"hidden": 0}, "hidden must be"),
+    ({"heads": 0}, "heads must be a whole number from 1, got 0"), ({"readout": "middle"}, "unknown readout 'middle'; known: start, end, first, last"),
     ({"gate_dropout": 1.0}, "got 1.0"), ({"gate_dropout": -0.1}, "got -0.1"), ({"dropout": 1.5}, "1.5")])
 def test_refusals(options, said):
     with pytest.raises(ValueError) as error:

@@ -275,8 +275,8 @@ def test_names_and_refusals():
         assert type(encoder) is KINDS[halt]
         assert hasattr(encoder, "sure") == (halt == "act")
     for options, said in (({"takers": 3}, "number of heads, 2; got 3"),
-                          ({"takers": -1}, "got -1"), ({"threshold": 1.0}, "got 1.0"), ({"threshold": -0.1}, "got -0.1"),
-                          ({"layers": 0}, "got 0 and 0"), ({"readout": "middle"}, "unknown readout 'middle'")):
+                          ({"takers": -1}, "got -1"), ({"threshold": 1.0}, "threshold must be in [0, 1), got 1.0"), ({"threshold": -0.1}, "got -0.1"),
+                          ({"layers": 0}, "layers must be a whole number from 1, got 0"), ({"penalty": -0.1}, "penalty must be in [0, inf), got -0.1"), ({"readout": "middle"}, "unknown readout 'middle'")):
         with pytest.raises(ValueError) as error:
             HaltingNDR(8, **{"heads": 2} | options)
         assert said in str(error.value)

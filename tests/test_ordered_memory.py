@@ -334,7 +334,9 @@ def test_least_is_a_small_cut():
     assert (coarse(x, mask).root - whole(x, mask).root).abs().max() > gap
 
 
-@pytest.mark.parametrize("options, said", [(dict(slots=0), "slots=0"), (dict(least=-0.1), "least=-0.1"), (dict(least=1.0), "least=1.0"),
+@pytest.mark.parametrize("options, said", [(dict(slots=0), "slots must be a whole number from 1, got 0"),
+                                           (dict(least=-0.1), "least must be in [0, 1), got -0.1"),
+                                           (dict(least=1.0), "least must be in [0, 1), got 1.0"), (dict(hidden=0), "hidden must"),
                                            (dict(activation="tanh"), "'tanh'")])
 def test_refusals(options, said):
     with pytest.raises(ValueError) as error:

@@ -149,6 +149,16 @@ def test_public_names_have_docstrings_and_docments():
     assert not bare, "\n".join(bare)
 
 
+def test_folders_say_what_they_hold():
+    "Their `__init__.py` has one line, a docstring, and nothing else: it is not exported from a notebook."
+    import ast
+    rooms = [path for path in (ROOT / "rvnnbook").glob("*/__init__.py")]
+    assert len(rooms) == 7
+    for path in rooms:
+        tree = ast.parse(path.read_text())
+        assert len(tree.body) == 1 and ast.get_docstring(tree) and path.read_text().count("\n") == 1, path
+
+
 def test_public_functions_and_methods_have_a_return_type():
     "In the rooms of the library: core, data, layers, reference, encoders, tasks and registry."
     import ast

@@ -185,7 +185,8 @@ def test_it_learns_what_adding_opinions_cannot():
 # ---- what is refused
 
 @pytest.mark.parametrize("options, said", [
-    (dict(features="book"), "book"), (dict(layers=3), "layers=3"), (dict(classes=1), "classes=1")])
+    (dict(features="book"), "book"), (dict(layers=3), "unknown number of layers 3; known: 1, 2"),
+    (dict(classes=1), "classes must be a whole number from 2, got 1")])
 def test_bad_options(options, said):
     with pytest.raises(ValueError) as error:
         make(**options)

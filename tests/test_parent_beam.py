@@ -380,7 +380,7 @@ def test_the_door():
     for name, soft in (("bt_grc", False), ("bt_grc_os", True)):
         encoder = create_encoder(name, dim=4, beam=2)
         assert type(encoder) is BeamTree and encoder.soft is soft and encoder.beam == 2 and not encoder.noise
-    with pytest.raises(ValueError, match="at least one hypothesis"):
+    with pytest.raises(ValueError, match="beam must be a whole number from 1, got 0"):
         create_encoder("bt_grc", dim=4, beam=0)
     x, mask = batch_of([3, 2], 0)
     with pytest.raises(ValueError):

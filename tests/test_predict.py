@@ -18,8 +18,11 @@ from rvnnbook.data.batches import Vocabulary, read_sentence, token_batches
 from rvnnbook.data.listops import VOCABULARY, bracketed, make_split, tokenize, write_listops
 from rvnnbook.registry import create_encoder
 from rvnnbook.show.trees import bracket_string, tree_drawing, tree_spans
-from rvnnbook.tasks.classify import Classifier, Predictor, _class_probabilities, cross_entropy, load_pretrained, predict_labels
+from rvnnbook.tasks.classify import (
+    Classifier, Predictor, _class_probabilities, accuracy, cross_entropy, load_pretrained, predict_labels)
 from rvnnbook.tasks.pair import PairClassifier
+from rvnnbook.tasks.seq2seq import Seq2Seq
+from rvnnbook.tasks.tokens import TokenClassifier
 from tests.pretend_device import PretendDevice
 from tests.test_encoders import GIVEN_TREES, NAMES, every, make
 
@@ -181,8 +184,9 @@ def test_forms_of_a_sentence():
     (["2", "[MAZ"], ValueError, r"token 1 is '\[MAZ', which is not in the vocabulary; the nearest is '\[MAX'"),
     ([1, 15], ValueError, r"token 1 is 15; token ids are in \[0, 15\)"), ([-1], ValueError, "token 0 is -1"),
     ([1, 2.0], TypeError, "token 1 is 2.0, not an integer"), ([1, "2"], TypeError, "token 1 is '2', not an integer"),
-    ([[1, 2]], TypeError, r"token 0 is \[1, 2\], not an integer"), (7, TypeError, "not iterable"), (None, TypeError, "not iterable"),
-    (torch.tensor(7), TypeError, "not iterable")])
+    ([[1, 2]], TypeError, r"token 0 is \[1, 2\], not an integer"), (7, TypeError, "expected a text, tokens or token ids, got 7"),
+    (None, TypeError, "expected a text, tokens or token ids, got None"), (b"[MAX 2 9 ]", TypeError, "got b'"),
+    (torch.tensor(7), TypeError, r"expected a text, tokens or token ids, got tensor\(7\)")])
 def test_sentences_that_are_refused(sentence, error, told):
     model = Classifier(create_encoder("lstm", dim=8), SPOKEN, 10)
     with pytest.raises(error, match=f"^sentence 1: .*{told}"):
@@ -193,7 +197,7 @@ def test_lists_that_are_refused():
     model, pairs, given_trees = model_of("lstm"), model_of("lstm", kind=PairClassifier), model_of("rvnn")
     with pytest.raises(TypeError, match="expected a list of sentences, got a single text"):
         model.predict("[MAX 2 9 ]")
-    with pytest.raises(TypeError, match="sentence 0: 'int' object is not iterable"):
+    with pytest.raises(TypeError, match="sentence 0: expected a text, tokens or token ids, got 1"):
         model.predict([1, 2])
     with pytest.raises(TypeError, match="sentence 0: a model without vocabulary takes token ids"):
         model.predict(["[MAX 2 9 ]"])
@@ -201,14 +205,22 @@ def test_lists_that_are_refused():
         pairs.predict([([1], [2], [3])])
     with pytest.raises(ValueError, match="needs at least one token"):
         pairs.predict([([1], [])])
+    with pytest.raises(TypeError, match="^sentence 0: expected a pair of sentences, got a single text$"):
+        pairs.predict(["1 2"])
     with pytest.raises(ValueError, match="this encoder is given its trees"):
         given_trees.predict(SENTENCES)
     for wrong in ([0], [1, 0], [1, 2, 3, 0], [1, 1, 0], [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]):      # of the first sentence, with three tokens
         for several in (1, len(SENTENCES)):
             with pytest.raises(ValueError, match="trees"):
                 given_trees.predict(SENTENCES[:several], trees=[wrong, *TREES[1:several]])
-    with pytest.raises(ValueError, match="zip"):
-        given_trees.predict(SENTENCES, trees=TREES[:-1])
+    for number, trees in ((6, TREES[:-1]), (7, [*TREES, [0]]), (0, [])):
+        with pytest.raises(ValueError, match=f"^sentence {number}: trees must have composition steps for each sentence$"):
+            given_trees.predict(SENTENCES, trees=trees)
+    for trees in (TREES[:1], np.zeros((1, 3), dtype=int)):
+        with pytest.raises(ValueError, match="given its trees: pass trees=, a tensor of composition steps"):
+            given_trees(torch.tensor(SENTENCES[:1]), torch.ones(1, 3, dtype=torch.bool), trees=trees)
+    with pytest.raises(ValueError, match="^batch_tokens must be a whole number from 1, got 0$"):
+        model.predict(SENTENCES, batch_tokens=0)
 
 
 def test_models_with_a_vocabulary_are_copied_and_pickled():
@@ -233,9 +245,42 @@ def test_a_list_of_tokens_is_a_vocabulary(kind):
 @pytest.mark.parametrize("kind", [Classifier, PairClassifier])
 @pytest.mark.parametrize("classes", [0, 1, -3, "10", True, 2.0, None])
 def test_numbers_of_classes_that_are_refused(kind, classes):
-    with pytest.raises(ValueError, match=f"at least 2 classes; got layers=1, classes={classes!r}$"):
+    with pytest.raises(ValueError, match=f"^classes must be a whole number from 2, got {0 if classes is None else classes!r}$"):
         kind(create_encoder("lstm", dim=4), 5, classes, layers=1)
     assert kind(create_encoder("lstm", dim=4), 5, np.int64(3)).head[-1].out_features == 3
+
+
+@pytest.mark.parametrize("kind", [Classifier, PairClassifier])
+@pytest.mark.parametrize("options, said", [
+    ({"vocabulary": 0}, "vocabulary must be a whole number from 1, got 0"), ({"vocabulary": []}, "vocabulary must be"),
+    ({"embedding_dim": 0}, "embedding_dim must be a whole number from 1, got 0"), ({"layers": 3}, "unknown number of layers 3; known: 1, 2")])
+def test_sizes_that_are_refused(kind, options, said):
+    with pytest.raises(ValueError, match=said):
+        kind(create_encoder("lstm", dim=4), **{"vocabulary": 5, "classes": 3, **options})
+
+
+@pytest.mark.parametrize("kind", [Classifier, PairClassifier, TokenClassifier, lambda encoder, vocabulary, _: Seq2Seq(encoder, vocabulary)])
+def test_an_encoder_is_expected_where_a_name_is_given(kind):
+    with pytest.raises(TypeError, match=r"^expected an encoder, such as create_encoder\('crvnn', dim=64\), got str$"):
+        kind("crvnn", 5, 3)
+
+
+def test_ids_and_labels_out_of_range():
+    model, mask = model_of("lstm"), torch.ones(1, 2, dtype=torch.bool)
+    for ids, said in (([[3, 10]], r"token ids must be in \[0, 10\), got 10"), ([[-1, 2]], "got -1"), ([[1.0, 2.0]], "must be a tensor of integers")):
+        with pytest.raises(ValueError, match=said):
+            model(torch.tensor(ids), mask)
+    for label in (4, -1):
+        with pytest.raises(ValueError, match=rf"labels must be in \[0, 4\), got {label}"):
+            model(torch.tensor([[1, 2]]), mask, labels=torch.tensor([label]))
+
+
+def test_accuracy_needs_batches():
+    model, examples = model_of("lstm", vocabulary=15), make_split(4, seed=0, length=(5, 20))
+    with pytest.raises(TypeError, match="^expected batches with ids, mask, trees and labels, as BucketLoader yields them; got Example$"):
+        accuracy(model, examples)
+    with pytest.raises(ValueError, match="^there is no batch$"):
+        accuracy(model, [])
 
 
 # ---- pretrained
@@ -286,7 +331,7 @@ def test_composition_steps_must_fit_their_sentence():
 
 
 def test_labels_of_two_classes_are_checked():
-    with pytest.raises(ValueError, match="labels of two classes are 0 and 1, got 2"):
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 2\), got 2"):
         cross_entropy(torch.zeros(2, 1), torch.tensor([1, 2]))
     assert cross_entropy(torch.zeros(2, 1), torch.tensor([1, 0])).item() == pytest.approx(math.log(2))
 
@@ -299,4 +344,6 @@ def test_drawings_need_a_step_for_each_token(draw):
         draw([1, 0], ["7", "8", "9"])
     with pytest.raises(ValueError, match="^3 composition steps, but 2 tokens$"):
         draw([1, 2, 0], ["7", "8"])
+    with pytest.raises(ValueError, match=r"^there is no tree; use predict\(..., return_trees=True\)$"):
+        draw(None, ["7", "8"])
     assert draw([1, 0, 0], ["7", "8"]) == draw([1, 0], ["7", "8"])

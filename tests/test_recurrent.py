@@ -137,7 +137,7 @@ def test_forget_gates_start_open(directions):
 
 @pytest.mark.parametrize("options, said", [
     (dict(dim=7, directions=2), "dim=7"), (dict(dim=8, directions=3), "directions=3"), (dict(dim=8, directions=0), "directions=0"),
-    (dict(dim=8, layers=0), "layers=0"), (dict(dim=8, dropout=0.1), "dropout=0.1")])
+    (dict(dim=8, layers=0), "layers must be a whole number from 1, got 0"), (dict(dim=8, dropout=0.1), "dropout=0.1")])
 def test_refusals(options, said):
     with pytest.raises(ValueError) as error:
         LSTM(**options)

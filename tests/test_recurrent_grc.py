@@ -152,7 +152,7 @@ def test_one_direction_never_looks_ahead():
 
 
 @pytest.mark.parametrize("options, said", [
-    (dict(dim=7, directions=2), "dim=7"), (dict(dim=8, directions=3), "got 3"), (dict(dim=8, directions=0), "got 0"),
+    (dict(dim=7, directions=2), "dim=7"), (dict(dim=8, directions=3), "got directions=3"), (dict(dim=8, directions=0), "got directions=0"),
     (dict(dim=8, start="last"), "'last'; known: zero, first"), (dict(dim=8, readout="start"), "'start'; known: end, mean"),
     (dict(dim=8, activation="tanh"), "'tanh'")])
 def test_refusals(options, said):

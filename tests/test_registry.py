@@ -95,6 +95,22 @@ def test_nothing_close():
     assert "Did you mean 'rvnn'?" in refused("rvn") and "Did you mean 'tree_lstm'?" in refused("treelstm")
 
 
+@pytest.mark.parametrize("name, known", [("CRvNN", "crvnn"), ("EBT-GRC", "ebt_grc"), ("Tree-LSTM", "tree_lstm"), ("NDR", "ndr")])
+def test_names_in_another_spelling(name, known):
+    assert f"unknown encoder {name!r}. Did you mean {known!r}?" in refused(name, dim=8)
+
+
+@pytest.mark.parametrize("function", [create_encoder, describe_encoder, lambda encoder: load_pretrained(encoder, "listops")])
+def test_an_encoder_in_place_of_its_name(function):
+    with pytest.raises(TypeError, match="^expected the name of an encoder, such as 'crvnn', got LSTM$"):
+        function(create_encoder("lstm", dim=4))
+
+
+@pytest.mark.parametrize("name", [name for name in list_encoders() if "hidden" in encoder_options(name) and name != "tree_lstm"])
+def test_a_hidden_layer_without_units_is_refused(name):
+    assert refused(name, dim=8, hidden=0) == "hidden must be a whole number from 1, got 0"
+
+
 def test_variants_differ():
     assert hasattr(create_encoder("rvnn", dim=4), "grc") and hasattr(create_encoder("tree_lstm", dim=4), "tree_lstm")
     assert create_encoder("rvnn", dim=4, hidden=7).grc.w1.out_features == 7

@@ -74,7 +74,7 @@ def test_defaults_and_refusals():
     encoder = create_encoder("s4d", dim=4)
     assert isinstance(encoder, S4DStack) and len(encoder.s4d) == 8
     assert {(block.lag, block.place, block.kernel.A_real.shape) for block in encoder.s4d} == {(0, "post", (4, 32))}
-    for options, said in (({"layers": 0}, "layers=0"), ({"lag": 2}, "lag=2"), ({"norm": "batch"}, "'batch'"), ({"state_size": 7}, "7")):
+    for options, said in (({"layers": 0}, "layers must be a whole number from 1, got 0"), ({"lag": 2}, "unknown lag 2; known: 0, 1"), ({"norm": "batch"}, "'batch'"), ({"state_size": 7}, "7")):
         with pytest.raises(ValueError, match=said):
             S4DStack(4, **options)
 

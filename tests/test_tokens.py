@@ -165,8 +165,9 @@ def test_a_steep_slope_asks_the_innermost_only():
 
 
 def test_heads_divide_the_width():
-    with pytest.raises(ValueError, match="3 heads.*width of 8"):
-        AncestorAttention(8, 3)
+    for heads in (3, 0):
+        with pytest.raises(ValueError, match=f"{heads} heads.*width of 8"):
+            AncestorAttention(8, heads)
     torch.manual_seed(0)
     layer = AncestorAttention(6, 2).double()
     trees, mask = boxed([[2, 1, 0]])
@@ -244,6 +245,12 @@ def test_scores_are_those_of_the_states():
     assert_close(out.states, model.head(states))
     assert out.states.shape == (2, 3, 3)
     assert torch.equal(out.trace["trees"], trees) and out.root.shape == (2, 8) and model(ids, mask, trees=trees).trace is None
+
+
+@pytest.mark.parametrize("vocabulary, classes, option", [(0, 3, "vocabulary"), (5, 0, "classes")])
+def test_sizes_of_token_classifiers_are_checked(vocabulary, classes, option):
+    with pytest.raises(ValueError, match=f"{option} must be a whole number from 1, got 0"):
+        TokenClassifier(create_encoder("lstm", dim=8), vocabulary, classes)
 
 
 # ---- trees that grow

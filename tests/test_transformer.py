@@ -388,7 +388,8 @@ def test_hidden_width():
 @pytest.mark.parametrize("options, said", [
     (dict(heads=3), "heads=3"), (dict(heads=0), "heads=0"), (dict(heads=8), "even width"), (dict(dim=6, heads=1), "half of the heads"),
     (dict(dim=18, heads=3), "must be even"), (dict(position="sines"), "'sines'"), (dict(activation="tanh"), "'tanh'"),
-    (dict(layers=0), "layers=0"), (dict(test_layers=4), "shared=True"), (dict(shared=True, test_layers=0), "test_layers=0"),
+    (dict(layers=0), "layers must be a whole number from 1, got 0"), (dict(test_layers=4), "shared=True"),
+    (dict(shared=True, test_layers=0), "test_layers must be a whole number from 1, got 0"), (dict(hidden=0), "hidden must be"),
     (dict(position="none", heads=3), "dim=8")])
 def test_refusals(options, said):
     with pytest.raises(ValueError) as error:
@@ -404,4 +405,4 @@ def test_odd_shapes_that_are_allowed(options):
 
 
 def test_check_transformer_passes():
-    assert _check_transformer(8, 1, 2, "xpos", "relu", True, 1) is None
+    assert _check_transformer(8, 2, "xpos", "relu", True, 1) is None

@@ -1,0 +1,1 @@
+"Data of the tasks: generators, readers of published files, vocabularies and batches."

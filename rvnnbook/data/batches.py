@@ -63,10 +63,12 @@ def read_sentence(
     types: int,                     # V, number of token types
 ) -> list[int]:                     # token ids, (n,) in [0, V)
     "Token ids of a sentence."
-    parts: Any = sentence
+    parts: Any = sentence.tolist() if hasattr(sentence, "tolist") else sentence
     if isinstance(sentence, str) and vocabulary is not None:
         parts = vocabulary.split(sentence)
-    tokens: list[Any] = list(parts.tolist() if hasattr(parts, "tolist") else parts)
+    if isinstance(parts, bytes) or not isinstance(parts, Iterable):
+        raise TypeError(f"expected a text, tokens or token ids, got {reprlib.repr(sentence)}")
+    tokens: list[Any] = list(parts)
     if not tokens:
         raise ValueError("a sentence needs at least one token")
     if all(isinstance(token, str) for token in tokens):
@@ -135,7 +137,9 @@ def token_batches(
 
 # %% ../../nbs/implementations/batches.ipynb #ba873f3f
 class BucketLoader:
-    "Length-bucketed batches: `for` gives one epoch, `next` never ends; the position can be saved."
+    """Batches of examples of similar length; `for` yields those of one epoch, `next` never ends.
+
+    Each is what `collate` makes of some examples. `state_dict` saves the position."""
     def __init__(
         self,
         examples: Sequence,        # examples to batch, at least one

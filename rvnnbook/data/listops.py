@@ -80,7 +80,8 @@ def fold_expression(
             value = leaf(position)
         elif token != "]":
             raise ListOpsError(f"token {position} is {token[:20]!r}, "
-                               f"which is none of {' '.join(VOCABULARY)}")
+                               f"which is none of {' '.join(VOCABULARY)}"
+                               + "; split the text first" * isinstance(tokens, str))
         elif not stack:
             raise ListOpsError(f"token {position}, ], closes no operator")
         else:

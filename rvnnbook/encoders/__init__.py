@@ -1,0 +1,1 @@
+"The encoders for batches of sentences; `registry.create_encoder` makes one by name."

@@ -9,7 +9,7 @@ __all__ = ['BeamTree']
 import torch
 from torch import Tensor, nn
 
-from ..core import Encoder, EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch, check_counts
 from ..layers.parent_beam import parent_search, soft_search
 from ..layers.cells import GRC
 from ..layers.tree_search import build_beam_trace
@@ -28,8 +28,7 @@ class BeamTree(Encoder):
         noise: bool = False,           # in training pairs are picked with Gumbel noise
     ):
         super().__init__()
-        if beam < 1:
-            raise ValueError(f"a beam holds at least one hypothesis, got beam={beam}")
+        check_counts(beam=beam)
         self.dim, self.beam, self.soft, self.noise = dim, beam, soft, noise
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.grc = GRC(dim, hidden, activation, dropout)

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..core import (
-    Encoder, EncoderOutput, check_batch, check_choice, length_mask, simple_tree, steps_from_tree,
-    tree_from_steps)
+    Encoder, EncoderOutput, check_batch, check_choice, check_counts, check_range, length_mask,
+    simple_tree, steps_from_tree, tree_from_steps)
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import ACTIVATIONS, make_cell
 from ..layers.masking import add_boundary_tokens, compact, reverse_tokens, scatter_back
@@ -135,9 +135,8 @@ class PositionScorer(nn.ModuleList):
         activation: str = "gelu",   # "gelu", "gelu_tanh" or "relu"
     ):
         check_choice("activation", activation, ACTIVATIONS)
-        if window < 1 or transition_dim < 0:
-            raise ValueError("window must be at least 1 and transition_dim at least 0, "
-                             f"got {window} and {transition_dim}")
+        check_counts(window=window)
+        check_counts(0, transition_dim=transition_dim)
         super().__init__([nn.Linear((2 * window + 1) * dim + transition_dim, dim),
                           nn.Linear(dim, 1)])
         self.dim, self.window, self.activation = dim, window, ACTIVATIONS[activation]
@@ -280,8 +279,9 @@ class CRvNNParts(Encoder):
         super().__init__()
         check_choice("modulation", modulation, DECISIONS)
         check_choice("root", root, ("last", "first"))
-        if not 0 < threshold < 1 or penalty < 0:
-            raise ValueError(f"threshold {threshold} not in (0, 1), or penalty {penalty} negative")
+        check_range(0, penalty=penalty)
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold must be in (0, 1), got {threshold}")
         self.dim, self.modulation, self.threshold, self.compaction = dim, modulation, threshold, 0.0
         self.penalty, self.root, self.retriever, self.form = penalty, root, "eq5", "auto"
         self.checkpoint = self.train_compacted = self.checked = False
@@ -292,7 +292,6 @@ class CRvNNParts(Encoder):
         self.leaf = nn.Linear(dim, made.state_dim)
         self.add_module(self.cell_name, made)
         self.leaf_norm = nn.LayerNorm(dim) if cell == "grc" else nn.Identity()
-
     @property
     def cell(self) -> nn.Module:                    # f, (M, S), (M, S) -> (M, S)
         "The composition function."
@@ -357,11 +356,10 @@ def _refuse_compaction(compaction: float, threshold: float, training: bool) -> N
     `compaction`: existence up to which positions are dropped; 0: none is; `threshold`: epsilon,
     existence that still counts; `training`: whether the encoder is in training mode.
     """
-    if not 0 <= compaction < threshold:
-        raise ValueError(f"compaction {compaction} not in [0, threshold {threshold})")
+    check_range(0, threshold, compaction=compaction)
     if compaction and training and torch.is_grad_enabled():
-        raise ValueError(f"compaction={compaction} is for inference: it takes away the "
-                         "decision function's gradient. Call eval(), or set train_compacted=True")
+        raise ValueError(f"compaction={compaction} is for inference: in training it makes "
+                         "gradients wrong. Call eval(), or set train_compacted=True")
 
 # %% ../../nbs/implementations/crvnn.ipynb #a6aa2a4b
 def _build_trace(rounds: list, exists: Tensor, taken: Tensor, penalty: Tensor,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput
+from ..core import Encoder, EncoderOutput, check_counts
 from ..layers.cells import GRC
 from ..layers.tree_search import Search, encode_with_search, search_and_replay
 
@@ -61,8 +61,7 @@ class EfficientBeam(Encoder):
         compiled: bool | None = None,  # search compiled; None: where it can be
     ):
         super().__init__()
-        if beam < 1 or score_dim < 1:
-            raise ValueError(f"beam and score_dim must be at least 1, got {beam} and {score_dim}")
+        check_counts(beam=beam, score_dim=score_dim)
         self.dim, self.beam, self.noise = dim, beam, noise
         self.distinct, self.compiled = distinct, compiled
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)

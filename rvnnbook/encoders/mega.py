@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch, check_choice
+from ..core import Encoder, EncoderOutput, check_batch, check_choice, check_counts
 from ..layers.s4d import convolve, power_sums
 
 # %% ../../nbs/implementations/mega.ipynb #afd1091d
@@ -127,9 +127,7 @@ class MEGA(Encoder):
     ):
         super().__init__()
         check_choice("norm", norm, ("pre", "post"))
-        if min(layers, key_dim, memories, reach) < 1:
-            raise ValueError(f"layers={layers}, key_dim={key_dim}, memories={memories} and "
-                             f"reach={reach} must be at least 1")
+        check_counts(layers=layers, key_dim=key_dim, memories=memories, reach=reach)
         self.dim = dim
         self.layer = nn.ModuleList(
             MegaLayer(dim, key_dim, memories, reach, norm, dropout) for _ in range(layers))

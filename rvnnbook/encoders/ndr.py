@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..core import Encoder, EncoderOutput, check_batch, check_choice
+from ..core import (
+    Encoder, EncoderOutput, check_batch, check_choice, check_counts, check_range)
 from ..layers.attention import geometric_attention, seen_keys
 from ..layers.masking import add_boundary_tokens
 
@@ -50,11 +51,11 @@ class RoutingAttention(nn.Module):
 
     def forward(self, states: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
         """`states`: H, (B, N, D); `exists`: E, (B, N), True = token, or existence in [0, 1].
-        Returns: what was fetched, (B, N, D); A, (B, H, N, N)."""
+        Returns: retrieved vectors, (B, N, D); A, (B, H, N, N)."""
         logits, values = self.scores(states)
         attention = geometric_attention(logits, exists, self.normalize)
-        fetched = attention.to(values.dtype) @ values
-        return self.out(fetched.transpose(1, 2).flatten(2)), attention
+        retrieved = attention.to(values.dtype) @ values
+        return self.out(retrieved.transpose(1, 2).flatten(2)), attention
 
 # %% ../../nbs/implementations/ndr.ipynb #1cb0bda3
 class TwoLayers(nn.ModuleList):
@@ -74,15 +75,11 @@ class TwoLayers(nn.ModuleList):
         return self[1](hidden)
 
 # %% ../../nbs/implementations/ndr.ipynb #fbc18c7f
-def _check_ndr(dim, heads, layers, test_layers, gate_dropout, readout):
+def _check_ndr(dim, heads, gate_dropout, readout):
     check_choice("readout", readout, READOUTS)
-    if layers < 1 or test_layers < 1:
-        raise ValueError("layers and test_layers must be at least 1, "
-                         f"got {layers} and {test_layers}")
-    if heads < 1 or dim % heads:
+    if dim % heads:
         raise ValueError(f"heads must divide the width, got {heads} heads for dim={dim}")
-    if not 0 <= gate_dropout < 1:
-        raise ValueError(f"gate_dropout must be in [0, 1), got {gate_dropout}")
+    check_range(0, 1, gate_dropout=gate_dropout)
 
 # %% ../../nbs/implementations/ndr.ipynb #47f0cae7
 FRAMED = ("start", "end")                          # with START and END around each sentence
@@ -102,13 +99,14 @@ class RouterParts(Encoder):
         scalar_gate: bool = False,        # one gate a position instead of one a channel
         gate_bias: float = -3.0,          # of a gate at the start; far below 0: closed
         gate_dropout: float = 0.05,       # chance to sit out a layer in training, in [0, 1)
-        dropout: float = 0.0,             # on what is fetched and in the networks, in [0, 1)
+        dropout: float = 0.0,             # on retrieved vectors and in the networks, in [0, 1)
         readout: str = "start",           # "start", "end", "first" or "last"
     ):
         super().__init__()
         heads = max(1, dim // 32) if heads is None else heads
         test_layers = layers if test_layers is None else test_layers
-        _check_ndr(dim, heads, layers, test_layers, gate_dropout, readout)
+        check_counts(layers=layers, test_layers=test_layers, heads=heads, hidden=hidden)
+        _check_ndr(dim, heads, gate_dropout, readout)
         self.dim, self.layers, self.test_layers = dim, layers, test_layers
         self.gate_dropout, self.readout, self.checkpoint = gate_dropout, readout, False
         self.attn = RoutingAttention(dim, heads)
@@ -128,8 +126,8 @@ class RoutingLayer(RouterParts):
         """`states`: H, (B, N, D); `exists`: E, (B, N), True = token, or existence in [0, 1];
         `stays`: True = keeps its old state, (B, N, 1) bool. Returns: H' (B, N, D); G
         (B, N, D or 1); A (B, H, N, N)."""
-        fetched, attention = self.attn(states, exists)
-        together = self.norm1(states + self.dropout(fetched))
+        retrieved, attention = self.attn(states, exists)
+        together = self.norm1(states + self.dropout(retrieved))
         gate = self.ffn_gate(together).sigmoid().to(states.dtype)
         if stays is not None:
             gate = gate.masked_fill(stays, 0)
@@ -154,7 +152,13 @@ class RoutingLayer(RouterParts):
 class NDR(RoutingLayer):
     "Neural Data Router: one gated layer of attention, many times (design_space section 3)."
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
-        "Encode sentences: root (B, D), states (B, N, D); `trees` is not used."
+        """Encode sentences: root (B, D), states (B, N, D), loss: 0, or that of a halting router.
+
+        `x` holds token vectors, (B, N, D), `mask` is True on tokens, (B, N); `trees` is not used;
+        `generator` draws the layers that positions skip in training. `trace`: gates
+        (T, B, N, D or 1) and attention (T, B, H, N, N) of all T layers, with START and END if
+        `readout` is one of them; of a halting router also what it halts by.
+        """
         states, there, framed = check_batch(x, mask, self.dim), mask, self.readout in FRAMED
         if framed:
             states, there, _ = add_boundary_tokens(states, mask, self.start, self.end)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core import check_range
 from .ndr import NDR
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #f64ed9ea
@@ -102,8 +103,8 @@ class _StoppingRouter(NDR):
                  penalty):
         super().__init__(dim, layers, heads=heads, gate_bias=gate_bias, gate_dropout=gate_dropout,
                          dropout=dropout, readout=readout)
-        if not 0 <= threshold < 1:
-            raise ValueError(f"threshold must be in [0, 1), got {threshold}")
+        check_range(0, 1, threshold=threshold)
+        check_range(0, penalty=penalty)
         self.threshold, self.penalty = threshold, penalty
 
     def run_layers(self, step, states, there, layers, trace) -> tuple[Tensor, Tensor, dict | None]:
@@ -123,7 +124,12 @@ def _trace_by_layer(history, used, last):
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #5d5db3f1
 class HaltingNDR(_StoppingRouter):
-    "Neural Data Router that stops by existence (after design_space section 8)."
+    """Neural Data Router that stops by existence (after design_space section 8).
+
+    Loss: `penalty` times the mean logarithm of the existence that remains in a sentence. Trace:
+    `gates`, `attention` and `exists` of each layer, (T, B, ...), and `layers`, those of each
+    sentence, (B,).
+    """
     def __init__(
         self,
         dim: int,                         # D, width of token vectors and of the root
@@ -134,7 +140,7 @@ class HaltingNDR(_StoppingRouter):
         dropout: float = 0.0,             # on retrieved vectors and in the networks, in [0, 1)
         readout: str = "start",           # "start", "end", "first" or "last"
         threshold: float = 0.01,          # epsilon, existence that counts as none, in [0, 1)
-        penalty: float = 0.01,            # weight of the remaining existence in the loss
+        penalty: float = 0.01,            # weight of the remaining existence in the loss, >= 0
         takers: int = 1,                  # number of consuming heads, the first ones; 0: none
     ):
         super().__init__(dim, layers, heads, gate_bias, gate_dropout, dropout, readout, threshold,
@@ -158,7 +164,11 @@ class HaltingNDR(_StoppingRouter):
 
 # %% ../../nbs/implementations/ndr_halt.ipynb #5d5db3f2
 class AdaptiveNDR(_StoppingRouter):
-    "Neural Data Router that stops by adaptive computation time (Graves 2016)."
+    """Neural Data Router that stops by adaptive computation time (Graves 2016).
+
+    Loss: `penalty` times the mean cost of a position, its layers and remainder. Trace: `gates`,
+    `attention` and `shares` of each layer, (T, B, ...), and `layers`, those of each sentence, (B,).
+    """
     def __init__(
         self,
         dim: int,                         # D, width of token vectors and of the root
@@ -169,7 +179,7 @@ class AdaptiveNDR(_StoppingRouter):
         dropout: float = 0.0,             # on retrieved vectors and in the networks, in [0, 1)
         readout: str = "start",           # "start", "end", "first" or "last"
         threshold: float = 0.01,          # epsilon, probability that may be missing, in [0, 1)
-        penalty: float = 0.01,            # weight of the number of layers in the loss
+        penalty: float = 0.01,            # weight of the number of layers in the loss, >= 0
         halt_bias: float = -3.0,          # initial b, bias of the halting logit
     ):
         super().__init__(dim, layers, heads, gate_bias, gate_dropout, dropout, readout, threshold,

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch, steps_from_tree
+from ..core import (
+    Encoder, EncoderOutput, check_batch, check_counts, check_range, steps_from_tree)
 from ..layers.cells import ACTIVATIONS, GRC
 from ..layers.tree_search import activation_derivative
 
@@ -33,9 +34,8 @@ class OrderedMemory(Encoder):
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     ):
         super().__init__()
-        if slots < 1 or not 0 <= least < 1:
-            raise ValueError("a memory has at least one slot, and least is in [0, 1), "
-                             f"got slots={slots}, least={least}")
+        check_counts(slots=slots)
+        check_range(0, 1, least=least)
         self.dim, self.slots, self.least = dim, slots, least
         self.input, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.cell = GRC(dim, hidden, activation, dropout)

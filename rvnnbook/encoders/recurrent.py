@@ -9,7 +9,7 @@ __all__ = ['LSTM']
 import torch
 from torch import nn
 
-from ..core import Encoder, EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch, check_counts, check_directions
 from ..layers.masking import read_layer, read_to_the_end
 
 # %% ../../nbs/implementations/recurrent.ipynb #a97603ae
@@ -33,9 +33,8 @@ class LSTM(Encoder):
         forget_bias: float = 1.0,      # bias of the forget gates at initialization
     ):
         super().__init__()
-        if layers < 1 or directions not in (1, 2) or dim % directions:
-            raise ValueError("an LSTM has layers >= 1, and directions 1, or 2 if dim is even, "
-                             f"got layers={layers}, directions={directions}, dim={dim}")
+        check_counts(layers=layers)
+        check_directions(directions, dim)
         if dropout and layers == 1:
             raise ValueError(f"dropout={dropout} acts between layers, and there is one layer")
         self.dim, self.directions, width = dim, directions, dim // directions

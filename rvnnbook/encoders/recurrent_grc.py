@@ -9,7 +9,7 @@ __all__ = ['RecurrentGRC']
 import torch
 from torch import nn
 
-from ..core import Encoder, EncoderOutput, check_batch, check_choice
+from ..core import Encoder, EncoderOutput, check_batch, check_choice, check_directions
 from ..layers.masking import read_to_the_end, reverse_tokens
 from ..layers.cells import GRC
 from ..layers.chunks import STARTS, fold_prefixes
@@ -30,9 +30,7 @@ class RecurrentGRC(Encoder):
         super().__init__()
         check_choice("start", start, STARTS)
         check_choice("readout", readout, ("end", "mean"))
-        if directions not in (1, 2) or dim % directions:
-            raise ValueError("directions must be 1, or 2 for an even width, "
-                             f"got {directions} for dim={dim}")
+        check_directions(directions, dim)
         self.dim, self.directions, self.start, self.readout = dim, directions, start, readout
         self.leaf, self.leaf_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.fwd = GRC(dim // directions, hidden, activation, dropout)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch
+from ..core import Encoder, EncoderOutput, check_batch, check_choice, check_counts
 from ..layers.s4d import S4DLayer, convolve
 
 # %% ../../nbs/implementations/s4d_stack.ipynb #dafd3eee
@@ -47,8 +47,8 @@ class S4DStack(Encoder):
         dropout: float = 0.0,      # dropout of the convolutions' output, in [0, 1)
     ):
         super().__init__()
-        if layers < 1 or lag not in (0, 1):
-            raise ValueError(f"layers={layers} must be at least 1, and lag={lag} be 0 or 1")
+        check_counts(layers=layers)
+        check_choice("lag", lag, (0, 1))
         self.dim = dim
         self.s4d = nn.ModuleList(S4DBlock(dim, lag, state_size=state_size, norm=norm,
                                           dropout=dropout) for _ in range(layers))

@@ -12,7 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..core import Encoder, EncoderOutput, check_batch, check_choice
+from ..core import (
+    Encoder, EncoderOutput, check_batch, check_choice, check_counts, check_directions)
 from ..layers.masking import read_layer, read_to_the_end, run_reader
 from ..layers.scan import linear_scan
 
@@ -110,8 +111,7 @@ class IRU(nn.Module):
         share: str = "depth",          # F shared by all nodes of a "depth", or by no other "node"
     ):
         super().__init__()
-        if type(depth) is not int or depth < 0:
-            raise ValueError(f"depth must be a whole number from 0, got {depth!r}")
+        check_counts(0, depth=depth)
         check_choice("share", share, ("depth", "node"))
         if not callable(base):
             check_choice("base", base, BASES)
@@ -159,9 +159,7 @@ class SelfIRU(Encoder):
         directions: int = 1,           # 1: left to right; 2: both, each of width D / 2
     ):
         super().__init__()
-        if directions not in (1, 2) or dim % directions:
-            raise ValueError("directions must be 1, or 2 if dim is even, "
-                             f"got directions={directions}, dim={dim}")
+        check_directions(directions, dim)
         self.dim, self.directions, width = dim, directions, dim // directions
         options = depth, base, share
         self.readers = nn.ModuleList(

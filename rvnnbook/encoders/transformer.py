@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch, check_choice
+from ..core import Encoder, EncoderOutput, check_batch, check_choice, check_counts
 from ..layers.masking import reverse_tokens
 from ..layers.cells import ACTIVATIONS
 
@@ -97,8 +97,8 @@ class SelfAttention(nn.Module):
             nn.Linear(dim, dim, bias=False) for _ in range(4))
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """`states`: H, (B, N, D); `mask`: E, (B, N) bool. Returns: X, states with what was fetched,
-        (B, N, D)."""
+        """`states`: H, (B, N, D); `mask`: E, (B, N) bool. Returns: X, states plus retrieved
+        vectors, (B, N, D)."""
         x = self.norm(states)
         q, k, v = self.queries(x), self.keys(x), self.values(x)
         found = multi_head_attention(q, k, v, mask, self.heads, self.position)
@@ -121,12 +121,12 @@ class FeedForward(nn.Module):
         return found + self.dropout(made), mask
 
 # %% ../../nbs/implementations/transformer.ipynb #622135c9
-def _check_transformer(dim: int, layers: int, heads: int, position: str, activation: str,
-                       shared: bool, test_layers: int | None) -> None:
+def _check_transformer(dim: int, heads: int, position: str, activation: str, shared: bool,
+                       test_layers: int | None) -> None:
     """Check the arguments.
 
-    `dim`: D; `layers`: T; `heads`: H; `position`: one of POSITIONS; `activation`: one of
-    ACTIVATIONS; `shared`: one layer for all steps; `test_layers`: T in eval mode.
+    `dim`: D; `heads`: H; `position`: one of POSITIONS; `activation`: one of ACTIVATIONS;
+    `shared`: one layer for all steps; `test_layers`: T in eval mode.
     """
     check_choice("position", position, POSITIONS)
     check_choice("activation", activation, ACTIVATIONS)
@@ -135,9 +135,8 @@ def _check_transformer(dim: int, layers: int, heads: int, position: str, activat
                          + " of even width" * (position != "none"))
     if position == "xpos" and heads % 2:
         raise ValueError(f"with xPos half of the heads look left, so heads={heads} must be even")
-    if layers < 1 or test_layers is not None and (test_layers < 1 or not shared):
-        raise ValueError(f"layers={layers} and test_layers={test_layers} must be >= 1, "
-                         "and test_layers needs shared=True")
+    if test_layers is not None and not shared:
+        raise ValueError(f"test_layers={test_layers} needs one layer for all steps, shared=True")
 
 # %% ../../nbs/implementations/transformer.ipynb #205158ed
 class Transformer(Encoder):
@@ -155,7 +154,8 @@ class Transformer(Encoder):
         test_layers: int | None = None,    # T in eval mode, if shared; `layers` if not given
     ):
         super().__init__()
-        _check_transformer(dim, layers, heads, position, activation, shared, test_layers)
+        check_counts(layers=layers, test_layers=test_layers, hidden=hidden)
+        _check_transformer(dim, heads, position, activation, shared, test_layers)
         self.dim, self.steps, self.test_layers = dim, layers, test_layers
         self.layers = nn.ModuleList(
             nn.ModuleDict({"retrieve": SelfAttention(dim, heads, dropout, position),

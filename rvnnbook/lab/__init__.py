@@ -1,0 +1,1 @@
+"Experiments: training (`lab.train.train`), runs, sweeps, records, tables and benchmarks."

@@ -1,0 +1,1 @@
+"Parts of the encoders: cells, attention, retrieval of neighbors, tree search, chunks, scans."

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import check_choice
+from ..core import check_choice, check_counts
 
 # %% ../../nbs/cells.ipynb #b81baf28
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu}
@@ -32,6 +32,7 @@ class GRC(nn.Module):
     ):
         super().__init__()
         check_choice("activation", activation, ACTIVATIONS)
+        check_counts(hidden=hidden)
         self.dim, self.state_dim = dim, dim
         self.w1 = nn.Linear(2 * dim, hidden or 4 * dim)
         self.w2 = nn.Linear(hidden or 4 * dim, 4 * dim)

@@ -36,7 +36,7 @@ def _number_nodes(trees: Tensor | None,
     `trees`: composition steps, (B, N); `mask`: (B, N) bool, True = token, on the host. Returns:
     children; parents a round; roots.
     """
-    trees = cast(Tensor, None if trees is None else trees.cpu())       # merge_targets refuses None
+    trees = cast(Tensor, trees.cpu() if isinstance(trees, Tensor) else None)     # then refused
     targets, lengths = merge_targets(trees, mask).tolist(), mask.sum(1).tolist()
     at = (mask.flatten().cumsum(0).view_as(mask) - 1).tolist()         # the node at each position
     merges = sorted((step, row, left) for row, steps in enumerate(trees.tolist())

@@ -1,0 +1,1 @@
+"The models as the papers write them, for one sentence, to read and to compare with."

@@ -40,6 +40,8 @@ def tree_spans(
 # %% ../../nbs/workshop/trees.ipynb #a5316f90
 def _own_steps(steps, tokens):
     "Composition steps without padding, if there is one for each token."
+    if steps is None:
+        raise ValueError("there is no tree; use predict(..., return_trees=True)")
     last = len(tokens) - 1                                           # 0 from there on
     if len(steps) <= last or len(steps) > last + 1 and any(steps[last:]):
         hint = "; split the text first" if isinstance(tokens, str) else ""
@@ -174,7 +176,10 @@ def tree_drawing(
     marked: Sequence = (),       # spans to draw in color: parents, or leaves as (i, i)
     framed: Sequence = (),       # spans of parents to frame
 ) -> str:                        # an `<svg>` element
-    "Draw a binary tree, each parent as high as its round."
+    """Draw a binary tree, each parent as high as its round; returns the text of an SVG file.
+
+    `steps`: composition steps, such as `Prediction.tree`; `tokens`: texts of the leaves.
+    """
     steps, tokens = _own_steps(steps, tokens), [str(token) for token in tokens]
     drawn = {(first, last) for first, _, last, round_ in tree_spans(steps)
              if upto is None or round_ <= upto}
@@ -185,7 +190,7 @@ def tree_drawing(
 def rounds_drawing(
     contents: Sequence[str],           # text of each position, (n,)
     exists: Sequence[float],           # e, existence, (n,) in [0, 1]
-    composes: Sequence[float],         # c, composition probabilities, (n,) in [0, 1]; arrows if > 0
+    composes: Sequence[float],         # c, merge probabilities, (n,) in [0, 1]; arrows if > 0
     room: Sequence[int] | None = None, # width of each box in characters, (n,); None: of its text
 ) -> str:                              # an `<svg>` element
     "Draw one round of composition as a row of positions (crvnn Table 1)."

@@ -1,0 +1,1 @@
+"Models for tasks: encoders with heads, losses, evaluation and predictions."

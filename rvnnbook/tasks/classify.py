@@ -9,15 +9,16 @@ __all__ = ['ClassifierOutput', 'Prediction', 'Predictor', 'Classifier', 'cross_e
 # %% ../../nbs/implementations/heads.ipynb #6f8277a9
 import json
 from collections.abc import Iterable, Iterator
-from itertools import islice, repeat
-from numbers import Integral
-from typing import NamedTuple
+from itertools import islice, repeat, zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, pad_batch
+from rvnnbook.core import (
+    Encoder, EncoderOutput, TokenEmbedding, check_choice, check_counts, check_ids, encoder_width,
+    pad_batch)
 from ..data.batches import Vocabulary, read_sentence, token_batches
 from ..data.listops import VOCABULARY, parse_expression
 from ..data.text import UNKNOWN, lower_words
@@ -32,10 +33,17 @@ class ClassifierOutput(NamedTuple):
 
 def _head_layers(dim: int, classes: int, layers: int) -> nn.ModuleList:
     "One or two linear layers; two classes share one logit."
-    if layers not in (1, 2) or not isinstance(classes, Integral) or classes < 2:
-        raise ValueError(f"a head has 1 or 2 layers, at least 2 classes; got {layers=}, {classes=}")
+    check_counts(2, classes=0 if classes is None else classes)
+    check_choice("number of layers", layers, (1, 2))
     hidden, last = nn.Linear(dim, dim), nn.Linear(dim, 1 if classes == 2 else classes)
     return nn.ModuleList([hidden] * (layers - 1) + [last])
+
+def _token_types(vocabulary) -> tuple[Vocabulary | None, int]:
+    "The vocabulary, if the tokens are given, and the number of token types."
+    if isinstance(vocabulary, int):
+        return None, vocabulary
+    known = vocabulary if isinstance(vocabulary, Vocabulary) else Vocabulary(vocabulary)
+    return known, len(known)
 
 # %% ../../nbs/implementations/heads.ipynb #7c20be0b
 class Prediction(NamedTuple):
@@ -53,6 +61,8 @@ class Prediction(NamedTuple):
 class Predictor(nn.Module):
     "Base class of classifiers: labels, probabilities and trees of any number of sentences."
     sides = 1                      # sentences of an example
+
+    def head_input(self, root: Tensor) -> Tensor: return root    # for pairs: features of both
 
     def predict(self, sentences: Iterable, *, trees: Iterable | None = None,
                 return_trees: bool = False, batch_tokens: int = 8192) -> list[Prediction]:
@@ -75,6 +85,7 @@ class Predictor(nn.Module):
                        return_trees: bool = False, batch_tokens: int = 8192,
                        ) -> Iterator[Prediction]:
         "As `predict`, an iterator over predictions; reads 1024 sentences at a time."
+        check_counts(batch_tokens=batch_tokens)
         examples = _read_examples(self, sentences, trees)
         while window := list(islice(examples, 1024)):
             yield from _predict_window(self, window, return_trees, batch_tokens)
@@ -83,7 +94,10 @@ class Predictor(nn.Module):
 class Classifier(Predictor):
     """Embedding, encoder and head: one label for each sentence (crvnn App. B).
 
-    Minimise `model(ids, mask, labels=...).loss`: mean cross-entropy plus auxiliary loss."""
+    `vocabulary`: number of token types, or the types themselves; `classes`: number of labels;
+    `embedding_dim`: width of the embedding, if not that of the encoder; `layers`: of the head, 1
+    or 2; `dropout_in`, `dropout_out`: before the encoder, before the last layer. Minimise
+    `model(ids, mask, labels=...).loss`: mean cross-entropy plus auxiliary loss."""
     def __init__(
         self,
         encoder: Encoder,              # any encoder of the book, with its width in encoder.dim
@@ -95,15 +109,12 @@ class Classifier(Predictor):
         dropout_out: float = 0.0,      # dropout before the last layer, in [0, 1)
     ):
         super().__init__()
-        self.encoder, self.activation, dim = encoder, F.gelu, encoder.dim
-        known = vocabulary if isinstance(vocabulary, int | Vocabulary) else Vocabulary(vocabulary)
-        self.vocabulary, types = (None, known) if isinstance(known, int) else (known, len(known))
-        self.embedding = nn.Embedding(types, embedding_dim or dim)
-        self.in_proj = nn.Linear(embedding_dim or dim, dim)
+        self.encoder, self.activation, dim = encoder, F.gelu, encoder_width(encoder)
+        self.vocabulary, types = _token_types(vocabulary)
+        self.embedding = TokenEmbedding(types, dim if embedding_dim is None else embedding_dim)
+        self.in_proj = nn.Linear(self.embedding.embedding_dim, dim)
         self.head = _head_layers(dim, classes, layers)
         self.dropout_in, self.dropout_out = nn.Dropout(dropout_in), nn.Dropout(dropout_out)
-
-    def head_input(self, root: Tensor) -> Tensor: return root    # for pairs: features of both
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
                 labels: Tensor | None = None, generator: torch.Generator | None = None,
@@ -127,9 +138,8 @@ def cross_entropy(
     labels: Tensor,        # true labels, (B,) int64
 ) -> Tensor:               # scalar, nats
     "Mean cross-entropy of the true labels."
+    check_ids("labels", labels, max(2, scores.shape[1]))
     if scores.shape[1] == 1:
-        if labels.is_cpu and (wrong := labels[(labels != 0) & (labels != 1)]).numel():
-            raise ValueError(f"labels of two classes are 0 and 1, got {wrong[0].item()}")
         return F.binary_cross_entropy_with_logits(scores[:, 0], labels.to(scores.dtype))
     return F.cross_entropy(scores, labels)
 
@@ -154,12 +164,25 @@ def accuracy(
     model: Classifier,         # put into eval mode
     batches,                   # of ids, mask, trees and labels; iterable
 ) -> float:                    # accuracy, in [0, 1]
-    "Accuracy: the share of the labels that a model predicts correctly."
+    """Accuracy: the share of the labels that a model predicts correctly.
+
+    `batches`: with ids, mask, trees and labels, such as a `BucketLoader` or a list of batches.
+    """
     model.eval()
-    hits = [predict_labels(model(b.ids, b.mask, trees=b.trees).logits) == b.labels for b in batches]
+    hits = []
+    for batch in batches:
+        if not hasattr(batch, "labels"):
+            raise TypeError("expected batches with ids, mask, trees and labels, as BucketLoader "
+                            f"yields them; got {type(batch).__name__}")
+        scores = model(batch.ids, batch.mask, trees=batch.trees).logits
+        hits.append(predict_labels(scores) == batch.labels)
+    if not hits:
+        raise ValueError("there is no batch")
     return float(torch.cat(hits).double().mean())
 
 # %% ../../nbs/implementations/heads.ipynb #7c20be06
+_MISSING: Any = object()
+
 def _read_examples(model, sentences: Iterable, trees: Iterable | None) -> Iterator[tuple]:
     """Token ids of all sentences; errors say which sentence is wrong.
 
@@ -168,11 +191,16 @@ def _read_examples(model, sentences: Iterable, trees: Iterable | None) -> Iterat
     """
     if isinstance(sentences, str):
         raise TypeError("expected a list of sentences, got a single text")
-    given = repeat(None) if trees is None else trees
-    for number, (sides, steps) in enumerate(zip(sentences, given, strict=trees is not None)):
+    pairs = zip(sentences, repeat(None)) if trees is None else zip_longest(
+        sentences, trees, fillvalue=_MISSING)
+    for number, (sides, steps) in enumerate(pairs):
         try:
+            if sides is _MISSING or steps is _MISSING:
+                raise ValueError("trees must have composition steps for each sentence")
             if model.sides == 1:
                 sides, steps = [sides], None if steps is None else [steps]
+            elif isinstance(sides, str):
+                raise TypeError("expected a pair of sentences, got a single text")
             ids = [read_sentence(side, model.vocabulary, model.embedding.num_embeddings)
                    for side in sides]
             if len(ids) != model.sides:

@@ -45,7 +45,7 @@ class PairClassifier(Classifier):
 
     def __init__(
         self, encoder: Encoder, vocabulary: int | Vocabulary | Iterable[str],   # as for Classifier
-        classes: int,                  # number of labels, >= 2; two labels share one score
+        classes: int,                  # number of labels, >= 2; two labels share one logit
         layers: int = 2,               # layers of the head, 1 or 2
         features: str = "paper",       # order of the features, "paper" or "code"
         **options,                     # of Classifier: embedding_dim, dropout_in, dropout_out

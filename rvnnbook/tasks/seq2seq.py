@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput
+from ..core import (
+    Encoder, EncoderOutput, TokenEmbedding, check_counts, check_range, encoder_width)
 from ..data.algorithms import END, START
 from ..data.batches import to_device
 from ..layers.masking import run_reader
@@ -70,7 +71,7 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         self.unit = unit or nn.LSTM(dim, dim, batch_first=True)
-        self.embedding, self.begin = nn.Embedding(vocabulary, dim), nn.Linear(dim, dim)
+        self.embedding, self.begin = TokenEmbedding(vocabulary, dim), nn.Linear(dim, dim)
         self.query = nn.Linear(dim, dim, bias=False)
         self.join, self.out = nn.Linear(2 * dim, dim), nn.Linear(dim, vocabulary)
         self.dropout_in, self.dropout_out = nn.Dropout(dropout_in), nn.Dropout(dropout_out)
@@ -98,7 +99,7 @@ class Seq2Seq(nn.Module):
     ):
         super().__init__()
         self.encoder, self.dropout_in = encoder, nn.Dropout(dropout_in)
-        self.embedding = nn.Embedding(vocabulary, encoder.dim)
+        self.embedding = TokenEmbedding(vocabulary, encoder_width(encoder))
         self.decoder = Decoder(encoder.dim, vocabulary, unit, dropout_in, dropout_out)
 
     def read(self, ids: Tensor, mask: Tensor,
@@ -177,9 +178,8 @@ def search_answers(
     device=None,           # device of the step
 ) -> AnswerBeam:
     "Beam search for the most likely answers (Sutskever et al. 2014)."
-    if beam < 1 or longest < 1 or penalty < 0:
-        raise ValueError("a search needs beam >= 1, longest >= 1 and penalty >= 0, got "
-                         f"beam={beam}, longest={longest}, penalty={penalty}")
+    check_counts(beam=beam, longest=longest)
+    check_range(0, penalty=penalty)
     words = torch.full((rows, beam, 1), START, device=device)
     lengths = torch.zeros(rows, beam, dtype=torch.long, device=device)
     ended, state = lengths > 0, None

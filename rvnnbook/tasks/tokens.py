@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import EncoderOutput, check_batch, merge_targets, steps_from_tree
+from ..core import (
+    EncoderOutput, TokenEmbedding, check_batch, check_counts, encoder_width, merge_targets,
+    steps_from_tree)
 from ..encoders.beam_tree import BeamTree
 from ..encoders.efficient_beam import EfficientBeam
 from ..encoders.greedy_tree import GreedyTree
@@ -87,7 +89,7 @@ class AncestorAttention(nn.Module):
         heads: int = 1,        # H, divides D
     ):
         super().__init__()
-        if dim % heads:
+        if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads cannot share a width of {dim}")
         self.heads = heads
         self.query, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
@@ -135,8 +137,9 @@ class TokenClassifier(nn.Module):
     "Embedding, encoder that gives states, and head: logits for every token (rir App. H)."
     def __init__(self, encoder: Any, vocabulary: int, classes: int):     # as for Classifier
         super().__init__()
+        check_counts(classes=classes)
         self.encoder = encoder
-        self.embedding = nn.Embedding(vocabulary, encoder.dim)
+        self.embedding = TokenEmbedding(vocabulary, encoder_width(encoder))
         self.head = nn.Linear(encoder.dim, classes)
 
     def forward(self, ids: Tensor, mask: Tensor, *, trees: Tensor | None = None,
