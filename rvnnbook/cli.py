@@ -81,6 +81,7 @@ def _add_results(results):
 def _results(options):
     "Show, write down, check, merge or revalidate the records in nbs/results."
     from rvnnbook.lab import records as runs
+    from rvnnbook.show.tables import results_overview, results_table, write_parquet
     folder, experiment = runs.results_folder(), options.experiment
     if experiment in ("merge", "revalidate"):
         return (_merge if experiment == "merge" else _revalidate)(options)
@@ -95,15 +96,15 @@ def _results(options):
             raise RuntimeError("\n".join(wrong))
         return f"valid records: {len(runs.read_records(experiment))}"
     if not (experiment or options.where or options.mean or options.csv or options.parquet):
-        return runs.results_overview(runs.read_records())
+        return results_overview(runs.read_records())
     records = runs.query_records(runs.read_records(experiment), *options.where)
     if not (file := options.csv or options.parquet):
-        return runs.results_table(records, options.mean)
+        return results_table(records, options.mean)
     frame = (runs.mean_frame if options.mean else runs.as_frame)(records)
     if options.csv:
         frame.to_csv(file, index=False)
     else:
-        runs.write_parquet(frame, file)
+        write_parquet(frame, file)
     return f"{'means of ' * options.mean}{len(records)} records in {file}"
 
 # %% ../nbs/workshop/cli.ipynb #5d2f1c02

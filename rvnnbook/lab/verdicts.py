@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from .papers import OWN_TEST, PAPERS, REDRAWN, Way, way_of
+from rvnnbook.lab.papers import (
+    OWN_TEST, PAPERS, PERCENT, REDRAWN, NumberPair, PaperTable, Way, chosen_runs, pair, paper_table,
+    way_of)
 from .records import RecordError, read_records, read_trace, select
-from .tables import PERCENT, NumberPair, PaperTable, chosen_runs, pair, paper_table
 
 # %% ../../nbs/workshop/verdicts.ipynb #79ef95e8
 CAP = 2.0                  # points: largest difference that counts as reproduced
