@@ -142,8 +142,10 @@ def folded_runs(behind: Behind) -> str:            # HTML; empty without runs
             f"<ul>{items}</ul></details>" if runs else "")
 
 # %% ../../nbs/workshop/tables.ipynb #82eca3f9
-def as_html(title: str, lines: list[list[str]], notes: list[str],    # lines: cells
-            behind: Behind = ()) -> str:
+def as_html(
+    title: str, lines: list[list[str]], notes: list[str],      # lines: cells
+    behind: Behind = (),       # the runs behind the numbers
+) -> str:
     "A table that takes the colors of the page; the runs behind it are folded."
     left = "padding:0.15rem 0.5rem 0.15rem 0;text-align:left;font-weight:"
     right = "padding:0.15rem 0 0.15rem 0.5rem;text-align:right;vertical-align:bottom"
@@ -186,32 +188,36 @@ class RunList:
     def _repr_html_(self): return folded_runs(self.behind)
 
 # %% ../../nbs/workshop/tables.ipynb #f877ca4a
-def results_table(records: Sequence[dict], mean: bool = False) -> str:
-    "A line for each record, or for all seeds of a run, by experiment."
+def results_table(
+    records: Sequence[dict],       # of any experiments
+    mean: bool = False,            # a line for all seeds of a run, in place of one for each
+) -> str:
+    "Records side by side, by experiment."
     parts = []
     for experiment in sorted({record["experiment"] for record in records}):
         frame = (mean_frame if mean else as_frame)(select(records, experiment=experiment))
-        parameters = [name for name in frame if name not in FIELDS and ": " not in name
-                      and (frame[name].dtype == "string" or frame[name].nunique(dropna=False) > 1)]
-        scores = {name: [_with_spread(row[name], row.get(f"{name} ±")) for _, row in
-                         frame.iterrows()]
-                  for name in frame if ": " in name and not name.endswith((": count", " ±"))}
-        shown = frame[["profile", *parameters, "seed"]].assign(
-            **scores, finished=frame["finished"], stale=frame["stale"]).astype(object).fillna("")
-        parts.append(f"{experiment}\n{shown.to_string(index=False, max_colwidth=40)}")
+        told = {*frame.select_dtypes("string"), *frame.columns[frame.nunique(dropna=False) > 1]}
+        parameters = [name for name in frame
+                      if name in told and name not in FIELDS and ": " not in name]
+        scores = [name for name in frame if ": " in name and not name.endswith((": count", " ±"))]
+        columns = ["profile", *parameters, "seed", *scores, "finished", "stale"]
+        shown = frame.astype(object)
+        for name in scores:
+            shown[name] = shown[name].map("{:.4g}".format, na_action="ignore")
+            if mean:
+                spread = shown[f"{name} ±"].map(" ± {:.2g}".format, na_action="ignore")
+                shown[name] += spread.fillna("")
+        lines = shown.fillna("").to_string(columns=columns, index=False, max_colwidth=40)
+        parts.append(f"{experiment}\n{lines}")
     return "\n\n".join(parts) or "no records"
 
-def results_overview(records: Sequence[dict]) -> str:
+def results_overview(
+    records: Sequence[dict],       # of any experiments
+) -> str:
     "How many records each experiment has, and how many are finished and stale."
     counted = as_frame(records).groupby("experiment", as_index=False).agg(
         records=("id", "size"), finished=("finished", "sum"), stale=("stale", "sum"))
     return counted.to_string(index=False) if records else "no records"
-
-def _with_spread(value, spread):           # as in a frame: NA, None or a number
-    "A number, and its standard deviation where there is one."
-    from pandas import isna
-    more = "" if isna(spread) else f" ± {spread:.2g}"
-    return "" if isna(value) else f"{value:.4g}{more}"
 
 # %% ../../nbs/workshop/tables.ipynb #3ae95311
 LISTOPS_LENGTHS = {"official, up to 100 tokens": "up to 100",      # split -> tokens, in words
