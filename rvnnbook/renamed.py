@@ -113,8 +113,9 @@ RENAMED |= {
 # %% ../nbs/workshop/renamed.ipynb #b7a10c11
 RENAMED |= {
     "lab.records": {"LISTOPS_LENGTHS": "show.tables.LISTOPS_LENGTHS",
-        "ListOpsRun": "show.tables.ListOpsRun",
-        "listops_runs": "show.tables.listops_runs",
+        "ListOpsRun": "show.tables.ListOpsRun", "as_frame": "show.tables.as_frame",
+        "listops_runs": "show.tables.listops_runs", "load": "show.tables.load",
+        "mean_frame": "show.tables.mean_frame", "query_records": "show.tables.query_records",
         "results_overview": "show.tables.results_overview",
         "results_table": "show.tables.results_table",
         "write_parquet": "show.tables.write_parquet"},
