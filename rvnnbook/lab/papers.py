@@ -7,7 +7,6 @@ __all__ = ['PERCENT', 'PAPERS', 'COLUMNS', 'REASONS', 'MEASURES', 'OWN_TEST', 'R
            'paper_tables', 'paper_table', 'Way', 'way_of', 'chosen_runs', 'provenance', 'NumberPair', 'pair']
 
 # %% ../../nbs/workshop/papers.ipynb #5c1e0a74
-import importlib.resources
 import json
 import re
 import shlex
@@ -15,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.resources import files
 
 import yaml
 
@@ -60,17 +60,10 @@ class PaperTable:
 
     def whose(self, row): return "paper (quoted)" if self.rows[row].get("quoted") else "paper"
 
-    def note(self):
-        "Where the numbers come from, in sentences."
-        how = f"{self.statistic} of {self.runs} runs" if self.statistic else "single numbers"
-        return (f"Paper: {self.paper['title']} ({self.paper['where']}), {self.location}; {how}. "
-                f"Ours: {self.statistic or 'mean'} over seeds. Behind ±: one standard deviation.")
-
 # %% ../../nbs/workshop/papers.ipynb #d7aabdd1
 PERCENT = ("accuracy_percent", "exact_match_percent")
 
-_RESULTS = json.loads(importlib.resources.files("rvnnbook.data").joinpath(
-    "paper_results.json").read_text(encoding="utf8"))
+_RESULTS = json.loads(files("rvnnbook.data").joinpath("paper_results.json").read_text("utf8"))
 
 def paper_tables() -> list[str]:       # "crvnn.table2", ...
     "The names of all tables that are kept."
@@ -84,8 +77,7 @@ def paper_table(name: str) -> PaperTable:              # one of paper_tables()
                       **_RESULTS["tables"][name])
 
 # %% ../../nbs/workshop/papers.ipynb #dcfe0742
-PAPERS = yaml.safe_load(                           # what this book has beside the papers' tables
-    importlib.resources.files("rvnnbook.lab").joinpath("papers.yml").read_text(encoding="utf8"))
+PAPERS = yaml.safe_load(files("rvnnbook.lab").joinpath("papers.yml").read_text("utf8"))
 COLUMNS = {    # experiment -> paper's column -> pattern of our split, parameters of its own
     experiment: {column: (found, {}) if isinstance(found, str) else tuple(found)
                  for column, found in columns.items()}
@@ -110,10 +102,6 @@ class Way:
         "Pattern of the split of a column, and its own parameters; None if it is not measured."
         pattern, more = COLUMNS[self.experiment].get(column, (None, {}))
         return pattern and pattern.format_map(self.asked) + self.reading, more
-
-    def measured_by(self, column):
-        "The experiment of a column: that of the row, unless the column names another one."
-        return self.split(column)[1].get("experiment", self.experiment)
 
     def measure(self, metric):
         "Our name for what the paper measures, and what to multiply ours by."
@@ -149,7 +137,6 @@ def chosen_runs(records: Iterable[dict]) -> list[dict]:        # of one model
                           group[-1]["recorded"])
     return sorted(max(groups.values(), key=rank, default=[]), key=lambda r: r["seed"])
 
-# %% ../../nbs/workshop/papers.ipynb #45955087
 def provenance(runs: Sequence[dict], modules: bool = True) -> str:     # what chosen_runs gave
     "Where a number comes from: profile, seeds, device, commits, changed modules by name or not."
     seeds, (commits, devices) = dict.fromkeys(str(run["seed"]) for run in runs), sittings(runs)

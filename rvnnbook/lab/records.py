@@ -333,7 +333,6 @@ def trace_path(record: dict, folder: Path) -> Path:    # folder: that of the rec
     "Where the trace of a record is kept."
     return Path(folder) / "traces" / f"{record['id']}.json"
 
-# %% ../../nbs/workshop/records.ipynb #de835a2d
 def _add_lines(path, lines):
     "Those with new ids, in one write; never appended to a line that is half written."
     import fcntl

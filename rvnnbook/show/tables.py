@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['Behind', 'LISTOPS_LENGTHS', 'Comparison', 'comparison', 'column_title', 'table_lines', 'runs_text', 'number_text',
-           'table_notes', 'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList', 'as_frame', 'mean_frame', 'load',
-           'query_records', 'results_table', 'results_overview', 'ListOpsRun', 'listops_runs', 'write_parquet']
+           'paper_note', 'table_notes', 'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList', 'as_frame',
+           'mean_frame', 'load', 'query_records', 'results_table', 'results_overview', 'ListOpsRun', 'listops_runs',
+           'write_parquet']
 
 # %% ../../nbs/workshop/tables.ipynb #d9f5afcb
 import re
@@ -112,6 +113,13 @@ def number_text(value, spread: float | None = None, sign: bool = False) -> str: 
     text = f"{value:+.2f}" if sign else f"{value:.2f}"
     return text.replace("-", "−") + (f" ± {spread:.2f}" if spread is not None else "")
 
+# %% ../../nbs/workshop/tables.ipynb #b7a10c31
+def paper_note(table: PaperTable) -> str:
+    "Where the numbers of a paper's table come from, in sentences."
+    how = f"{table.statistic} of {table.runs} runs" if table.statistic else "single numbers"
+    return (f"Paper: {table.paper['title']} ({table.paper['where']}), {table.location}; {how}. "
+            f"Ours: {table.statistic or 'mean'} over seeds. Behind ±: one standard deviation.")
+
 def table_notes(compared: Comparison) -> list[str]:            # sentences
     "What a reader has to know about the numbers."
     rows = compared.table.rows
@@ -120,7 +128,7 @@ def table_notes(compared: Comparison) -> list[str]:            # sentences
     if any("generated" in split for split in compared.columns.values()):
         notes.append("Generated test: the paper's test file was not used; what stands in for it "
                      "was drawn by the generator of this book.")
-    return [compared.table.note(), *notes]
+    return [paper_note(compared.table), *notes]
 
 # %% ../../nbs/workshop/tables.ipynb #7ab1e501
 Behind = Sequence[tuple[str, Sequence[dict]]]      # what a line of a table is called, and its runs
