@@ -333,16 +333,16 @@ def trace_path(record: dict, folder: Path) -> Path:    # folder: that of the rec
     "Where the trace of a record is kept."
     return Path(folder) / "traces" / f"{record['id']}.json"
 
-def _add_lines(path, lines):
+def _add_lines(path, records):
     "Those with new ids, in one write; never appended to a line that is half written."
     import fcntl
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)                     # until the file is closed
         held = path.read_bytes()
-        there = re.findall(r'"id":\s*"([0-9a-f]{16})".*}\s*\n', held.decode(errors="replace"))
-        added = [key for key in lines if key not in set(there)]
-        text = b"\n" * (held[-1:] not in (b"", b"\n")) + b"".join(lines[key] for key in added)
+        there = set(re.findall(r'"id":\s*"([0-9a-f]{16})".*}\s*\n', held.decode(errors="replace")))
+        added = [record for record in records if record["id"] not in there]
+        text = b"\n" * (held[-1:] not in (b"", b"\n")) + b"".join(map(_line, added))
         if added and file.write(text) != len(text):
             file.truncate(len(held))
             raise OSError(f"{path.name}: no room for the record; nothing was added")
@@ -371,7 +371,7 @@ def append(record: dict, trace: dict | None = None, folder: Path | None = None) 
         return path
     if trace is not None:
         write_whole(trace_path(record, folder), _line(trace))
-    if not _add_lines(path, {record["id"]: _line(record)}):
+    if not _add_lines(path, [record]):
         raise RecordError(f"{path.name} has a record {record['id']} already")
     return path
 
@@ -394,12 +394,13 @@ def current_names(content):            # JSON data, perhaps of an older version
 
 def scan(path: Path) -> tuple:         # a file, which need not exist -> records, faults in words
     "Read a file of records line by line: the valid records, and what is wrong with other lines."
-    lines, faults = _scan(Path(path))
-    return [record for record, _ in lines.values()], faults
+    found, faults = _scan(Path(path))
+    return [record | {name: current_names(record[name]) for name in ("metrics", "rule")}
+            for record in found.values()], faults
 
 # %% ../../nbs/workshop/records.ipynb #5d2f1b05
 def _scan(path, traces=False):         # traces: whether each must be whole, too
-    "The valid lines of a file by id, as data and as bytes, and what is wrong with other lines."
+    "The valid records of a file by id, as they were written, and what is wrong with other lines."
     found, faults = {}, []
     *lines, rest = (path.read_bytes() if path.is_file() else b"").split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -410,8 +411,7 @@ def _scan(path, traces=False):         # traces: whether each must be whole, too
                 raise RecordError(f"experiment is {record['experiment']!r}, in this file")
             if traces and record["trace"]:
                 read_trace(record, path.parent)
-            record |= {name: current_names(record[name]) for name in ("metrics", "rule")}
-            found[record["id"]] = record, line + b"\n"      # a merge may bring a line twice
+            found[record["id"]] = record                     # a merge may bring a line twice
         except RecordError as error:
             faults.append(f"{path.name}:{number}: {error}")
     if rest:
@@ -473,17 +473,16 @@ def merge_records(sources: Iterable[Path], folder: Path | None = None) -> tuple[
         if not paths:
             raise RecordError(f"there are no records in {source}")
         for path in paths:
-            lines, faults = _scan(path, traces=True)
+            found, faults = _scan(path, traces=True)
+            new = [record for record in found.values() if record["profile"] != "smoke"]
             faults += [f"{path.name}: record {key}: a smoke run is no result"
-                       for key, (record, _) in lines.items() if record["profile"] == "smoke"]
+                       for key, record in found.items() if record["profile"] == "smoke"]
             refused += [f"{source.name}/{fault}" for fault in faults]
-            new = {key: pair for key, pair in lines.items() if pair[0]["profile"] != "smoke"}
-            for record, _ in new.values():
+            for record in new:
                 if record["trace"]:
                     write_whole(trace_path(record, folder),
                                 trace_path(record, path.parent).read_bytes())
-            new_lines = {key: line for key, (_, line) in new.items()}
-            added += [lines[key][0] for key in _add_lines(folder / path.name, new_lines)]
+            added += _add_lines(folder / path.name, new)
     return added, refused
 
 # %% ../../nbs/workshop/records.ipynb #daf48521

@@ -58,12 +58,10 @@ def how_ended(record: dict, curve: dict) -> str:       # curve: what curve_of ga
     if not record["finished"]:
         return "unfinished"
     for limit, unit in (("epochs", "epoch"), ("steps", "step")):
-        most = record["parameters"].get(limit)
-        if most and curve.get(unit):
-            done = curve[unit][-1]
-            if unit == "step" and record.get("legs"):      # the last check may be earlier
-                done = max(done, record["legs"][-1]["to_step"])
-            return "patience" if done < most else "limit"
+        most, checks, legs = record["parameters"].get(limit), curve.get(unit), record.get("legs")
+        if most and checks:
+            made = legs[-1]["to_step"] if unit == "step" and legs else 0   # beyond the last check
+            return "patience" if max(made, checks[-1]) < most else "limit"
     return "unknown"
 
 def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # table: of a paper
