@@ -367,18 +367,15 @@ def append(record: dict, trace: dict | None = None, folder: Path | None = None) 
     path = folder / f"{record['experiment']}.jsonl"
     if os.environ.get("RVNNBOOK_RECORDED") or int(os.environ.get("RANK", 0)) > 0:
         return path            # a page rendered after its run, or one of several processes
-    if record["legs"] and any(_same_run(record, other) for other in scan(path)[0]):
-        return path
+    names = record.keys() - {"id", "recorded", "peak_memory_mb", "commit", "dirty"}
+    for other in scan(path)[0] if record["legs"] else ():
+        if record["id"] != other["id"] and all(record[name] == other.get(name) for name in names):
+            return path        # it is of the same sittings and says the same of them
     if trace is not None:
         write_whole(trace_path(record, folder), _line(trace))
     if not _add_lines(path, [record]):
         raise RecordError(f"{path.name} has a record {record['id']} already")
     return path
-
-def _same_run(record, other):
-    "Whether two records are of the same sittings and say the same of them."
-    names = record.keys() - {"id", "recorded", "peak_memory_mb", "commit", "dirty"}
-    return record["id"] != other["id"] and all(record[name] == other.get(name) for name in names)
 
 # %% ../../nbs/workshop/records.ipynb #8ac9bec2
 OLD_NAMES = {"surprise": "nll", "surprise_by_piece": "nll_by_piece",
