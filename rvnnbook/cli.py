@@ -81,6 +81,7 @@ def _add_results(results):
 def _results(options):
     "Show, write down, check, merge or revalidate the records in nbs/results."
     from rvnnbook.lab import records as runs
+    from rvnnbook.show import tables
     folder, experiment = runs.results_folder(), options.experiment
     if experiment in ("merge", "revalidate"):
         return (_merge if experiment == "merge" else _revalidate)(options)
@@ -95,15 +96,15 @@ def _results(options):
             raise RuntimeError("\n".join(wrong))
         return f"valid records: {len(runs.read_records(experiment))}"
     if not (experiment or options.where or options.mean or options.csv or options.parquet):
-        return runs.results_overview(runs.read_records())
-    records = runs.query_records(runs.read_records(experiment), *options.where)
+        return tables.results_overview(runs.read_records())
+    records = tables.query_records(runs.read_records(experiment), *options.where)
     if not (file := options.csv or options.parquet):
-        return runs.results_table(records, options.mean)
-    frame = (runs.mean_frame if options.mean else runs.as_frame)(records)
+        return tables.results_table(records, options.mean)
+    frame = (tables.mean_frame if options.mean else tables.as_frame)(records)
     if options.csv:
         frame.to_csv(file, index=False)
     else:
-        runs.write_parquet(frame, file)
+        tables.write_parquet(frame, file)
     return f"{'means of ' * options.mean}{len(records)} records in {file}"
 
 # %% ../nbs/workshop/cli.ipynb #5d2f1c02
@@ -122,10 +123,11 @@ def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
     from rvnnbook.lab.revalidate import revalidate
+    from rvnnbook.show.tables import query_records
     known = {name: runs.latest(runs.read_records(name)) for name in options.folders or [None]}
     if None not in known and (missing := [name for name in known if not known[name]]):
         raise runs.RecordError(f"no records of {missing[0]!r}")
-    chosen = [record for record in runs.query_records(sum(known.values(), []), *options.where)
+    chosen = [record for record in query_records(sum(known.values(), []), *options.where)
               if runs.changed_modules(record)]
     held = 0
     for record in chosen:

@@ -110,6 +110,17 @@ RENAMED |= {
         "attend": "multi_head_attention", "turn_every_second": "flip_odd_heads"},
 }
 
+# %% ../nbs/workshop/renamed.ipynb #b7a10c11
+RENAMED |= {
+    "lab.records": {"LISTOPS_LENGTHS": "show.tables.LISTOPS_LENGTHS",
+        "ListOpsRun": "show.tables.ListOpsRun", "as_frame": "show.tables.as_frame",
+        "listops_runs": "show.tables.listops_runs", "load": "show.tables.load",
+        "mean_frame": "show.tables.mean_frame", "query_records": "show.tables.query_records",
+        "results_overview": "show.tables.results_overview",
+        "results_table": "show.tables.results_table",
+        "write_parquet": "show.tables.write_parquet"},
+}
+
 # %% ../nbs/workshop/renamed.ipynb #99df37fb
 RENAMED_OPTIONS: dict[str, dict[str, str]] = {     # encoder -> old option -> what replaces it
     "crvnn": {"checkpoint": "the attribute encoder.checkpoint",
@@ -139,7 +150,8 @@ def refuse_old_names(
 
 # %% ../nbs/workshop/renamed.ipynb #7f1c3ab2
 MOVED = {"encoders.compiled_beam": "layers.compiled_beam",      # module -> where it is now
-         "encoders.own": "own", "encoders.parent_beam": "layers.parent_beam"}
+         "encoders.own": "own", "encoders.parent_beam": "layers.parent_beam",
+         "lab.tables": "show.tables and lab.papers"}
 
 class _RenamingLoader(SourceFileLoader):
     "Loads a module and has it refuse its old names."

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rvnnbook.lab.papers import Way, way_of
+from rvnnbook.lab.papers import Way, paper_table, way_of
 from rvnnbook.lab.records import code_hashes
-from rvnnbook.lab.tables import paper_table
 from tests.records import make, paper_run
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rvnnbook.lab.papers import paper_table
 from rvnnbook.lab.settings import ParameterError, check_parameters
-from rvnnbook.lab.tables import paper_table
 from rvnnbook.lab.train import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]

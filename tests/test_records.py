@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab import records as runs
-from rvnnbook.lab.records import (LIBRARIES, POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, code_hash, code_hashes,
-                               digest, end_to_end, identity, latest, libraries, load, loaded_modules, make_trace, merge_records, read_records, read_trace,
-                               results_folder, results_table, scan, select, sittings, trace_path, validate,
-                               query_records, write_parquet)
+from rvnnbook.lab.records import (LIBRARIES, POINTS, Leg, Record, RecordError, append, changed_modules, check_results, code_hash, code_hashes,
+                               digest, end_to_end, identity, latest, libraries, loaded_modules, make_trace, merge_records, read_records, read_trace,
+                               results_folder, scan, select, sittings, trace_path, validate)
 from rvnnbook.lab.revalidate import revalidate
+from rvnnbook.show.tables import as_frame, load, query_records, results_table, write_parquet
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
 
@@ -193,7 +193,7 @@ def test_a_missing_field_is_refused(path):
     (("commit",), "ab" * 19, "commit: String"),
     (("commit",), "AB" * 20, "String should match pattern '^[0-9a-f]{40}$'"),
     (("dirty",), 1, "dirty: Input should be a valid boolean"),
-    (("threads",), 0, "threads: Input should be greater than or equal to 1"),
+    (("threads",), 0, "threads: Input should be greater than 0"),
     (("wall_s",), -0.1, "wall_s: Input should be greater than or equal to 0"),
     (("finished",), 1, "finished: Input should be a valid boolean"),
     (("recorded",), "2026-01-31", "recorded: Value error, it must be a time in UTC"),
@@ -493,7 +493,7 @@ def test_a_run_is_stale_when_its_code_changed_and_not_when_its_comments_did(tmp_
     edit("layers/cells.py", "import torch", "import torch   # the library\n\n# a remark\n")
     told = ast.get_docstring(next(node for node in ast.parse((ROOT / "rvnnbook" / "core.py").read_text()).body if isinstance(node, ast.FunctionDef)))
     edit("core.py", told, f"{told} Indeed.")                     # a docstring
-    edit("lab/tables.py", "import", "x = 1\nimport")             # not one of the run's modules
+    edit("lab/papers.py", "import", "x = 1\nimport")             # not one of the run's modules
     edit("registry.py", "ENCODERS = {", 'ENCODERS = {"later": ("rvnnbook.encoders.later", "Later", {}),')
     assert changed() == []
     edit("registry.py", '{"cell": "grc"}', '{"cell": "lstm"}')

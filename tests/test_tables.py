@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rvnnbook.lab.papers import PERCENT, TableError, chosen_runs, paper_table, paper_tables, provenance, summary
 from rvnnbook.lab.records import code_hashes
-from rvnnbook.lab.tables import (PERCENT, RunList, TableError, as_text, chosen_runs, comparison, folded_runs, table_lines, table_notes, paper_table,
-                                 paper_tables, provenance, run_lines, summary)
+from rvnnbook.show.tables import RunList, as_text, comparison, folded_runs, run_lines, table_lines, table_notes
 from tests.records import make
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from rvnnbook.cli import parser
-from rvnnbook.lab.settings import check_parameters, open_notebook, parse_value
-from rvnnbook.lab.papers import COLUMNS, PAPERS, REASONS, Way, way_of
+from rvnnbook.lab.papers import COLUMNS, PAPERS, REASONS, Way, paper_table, paper_tables, way_of
 from rvnnbook.lab.records import current_names, read_records
-from rvnnbook.lab.tables import paper_table, paper_tables
+from rvnnbook.lab.settings import check_parameters, open_notebook, parse_value
 from rvnnbook.registry import list_encoders
 
 ROOT = Path(__file__).resolve().parents[1]

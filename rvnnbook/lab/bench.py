@@ -464,7 +464,7 @@ def recorded_bench(
     subject: str, ragged: bool = False, threads: int = 1,      # as in `bench`
 ) -> tuple[dict, list[str]]:
     "Recorded metrics, of ragged batches or others, and a sentence about their origin."
-    from rvnnbook.lab.tables import provenance
+    from rvnnbook.lab.papers import provenance
     records = [record for record in select(read_records(f"bench_{subject}"), profile="cpu")
                if record["parameters"].get("ragged", False) == ragged
                and record["threads"] == threads]

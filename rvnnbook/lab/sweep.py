@@ -25,7 +25,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from .records import aligned
 from .run import (FINISHED, REFUSED, STOPPED, StatusError, handle_signals, hold, holder,
                               recorded_runs, run_identity, run_path)
 from .settings import (
@@ -379,7 +378,9 @@ def outcome(handle, stop: Path) -> State:      # of a run that is done; the file
 
 def report(plan: SweepPlan, found: dict[str, State]) -> str:       # the state of every run
     "The states of a sweep as text: a line for each run, and a sum."
-    lines = aligned([(task.label, *found[task.key]) for task in plan.tasks])
+    width = max(len(task.label) for task in plan.tasks)
+    lines = [f"{task.label:{width}}  {state.word:8}  {state.message}".rstrip()
+             for task in plan.tasks for state in [found[task.key]]]
     counts = Counter(state.word for state in found.values())
     summary = ", ".join(f"{count} {word}" for word, count in counts.items())
     return "\n".join([*lines, f"logs: {os.path.relpath(plan.folder)}", summary])

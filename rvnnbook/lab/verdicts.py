@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CAP', 'NEAR', 'RISE', 'LEARNED', 'VERDICTS', 'TEST_SIZE', 'MACHINE', 'tolerance', 'last_digit', 'cap_of', 'curve_of',
-           'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'learned_runs', 'judge_number',
-           'on_own_test', 'asked_in_full', 'Answer', 'longest_runs', 'answer_row', 'Versus', 'versus']
+           'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'learned_runs', 'longest_runs',
+           'judge_number', 'on_own_test', 'asked_in_full', 'Answer', 'answer_row', 'Versus', 'versus']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from .papers import OWN_TEST, PAPERS, REDRAWN, Way, way_of
+from rvnnbook.lab.papers import (
+    OWN_TEST, PAPERS, PERCENT, REDRAWN, NumberPair, PaperTable, Way, chosen_runs, pair, paper_table,
+    way_of)
 from .records import RecordError, read_records, read_trace, select
-from .tables import PERCENT, NumberPair, PaperTable, chosen_runs, pair, paper_table
 
 # %% ../../nbs/workshop/verdicts.ipynb #79ef95e8
 CAP = 2.0                  # points: largest difference that counts as reproduced
@@ -57,12 +58,10 @@ def how_ended(record: dict, curve: dict) -> str:       # curve: what curve_of ga
     if not record["finished"]:
         return "unfinished"
     for limit, unit in (("epochs", "epoch"), ("steps", "step")):
-        most = record["parameters"].get(limit)
-        if most and curve.get(unit):
-            done = curve[unit][-1]
-            if unit == "step" and record.get("legs"):      # the last check may be earlier
-                done = max(done, record["legs"][-1]["to_step"])
-            return "patience" if done < most else "limit"
+        most, checks, legs = record["parameters"].get(limit), curve.get(unit), record.get("legs")
+        if most and checks:
+            made = legs[-1]["to_step"] if unit == "step" and legs else 0   # beyond the last check
+            return "patience" if max(made, checks[-1]) < most else "limit"
     return "unknown"
 
 def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # table: of a paper
@@ -115,6 +114,15 @@ def learned_runs(runs: Sequence[dict]) -> list[dict]:            # of these expe
             if any(100 * scores["accuracy"] >= least
                    for split, scores in run["metrics"].items() if split.endswith(test))]
 
+def longest_runs(records: Sequence[dict]) -> list[dict]:       # of one model
+    "The longest training of each seed."
+    alike = [{**record, "whole": record,
+              "parameters": {name: value for name, value in record["parameters"].items()
+                             if name not in ("epochs", "minutes")}} for record in records]
+    longest = {(record["seed"], str(sorted(record["parameters"].items()))): record for record in
+               sorted(alike, key=lambda record: record["legs"][-1]["to_step"])}
+    return [record["whole"] for record in chosen_runs(longest.values())]
+
 # %% ../../nbs/workshop/verdicts.ipynb #bb08b2c4
 VERDICTS = ("reproduced", "differs", "not learned", "smaller scale", "not run", "out of scope")
 
@@ -150,7 +158,7 @@ def asked_in_full(split: str, runs: Sequence[dict]) -> bool:   # split: that run
         run["experiment"] in ("length_generalization", "design_space") for run in runs)
     return bool((redrawn or on_own_test(split, runs)) and all(map(whole, runs)))
 
-# %% ../../nbs/workshop/verdicts.ipynb #efc5ce6a
+# %% ../../nbs/workshop/verdicts.ipynb #e7880a2e
 @dataclass(frozen=True)
 class Answer:
     "One number of a paper, our number, and what may be concluded from the two."
@@ -161,16 +169,6 @@ class Answer:
     allowed: float | None      # tolerance; None where there is nothing to compare
     verdict: str | None        # None where the paper reports no number
 
-def longest_runs(records: Sequence[dict]) -> list[dict]:       # of one model
-    "The longest training of each seed."
-    alike = [{**record, "whole": record,
-              "parameters": {name: value for name, value in record["parameters"].items()
-                             if name not in ("epochs", "minutes")}} for record in records]
-    longest = {(record["seed"], str(sorted(record["parameters"].items()))): record for record in
-               sorted(alike, key=lambda record: record["legs"][-1]["to_step"])}
-    return [record["whole"] for record in chosen_runs(longest.values())]
-
-# %% ../../nbs/workshop/verdicts.ipynb #e7880a2e
 def answer_row(
     table: PaperTable, row: str, column: str, metric: str,     # of a paper; one of table.metrics
     records: Sequence[dict],                                   # ours
@@ -195,50 +193,44 @@ def answer_row(
         split = max(titles.values(), key=lambda title: bool(OWN_TEST.fullmatch(title)), default="")
         runs = [run for run in runs if titles[run["id"]] == split]    # seeds on one test only
     both = pair(table, row, column, split, runs, name, several, unit)
-    spread = _spread(both, metric, runs, found)
-    return Answer(both, several, runs, spread, *_conclusion(table, both, metric, runs, spread))
-
-def _spread(both, metric, runs, found):
-    "Of our number: over its seeds; for one seed the paper's or the cap, or that of all learned."
-    if both.ours is None or both.paper is None or isinstance(both.paper, str):
-        return None
-    if both.ours_spread is not None:
-        return both.ours_spread
-    spread = cap_of(metric, both.paper) if both.paper_spread is None else both.paper_spread
-    if metric != "accuracy_percent" or runs[0]["experiment"] not in LEARNED:
-        return spread
-    alike = learned_runs(longest_runs(select(found, profile=runs[0]["profile"])))
-    values = [100 * run["metrics"][both.split]["accuracy"] for run in alike
-              if both.split in run["metrics"]]
-    return max(spread, statistics.stdev(values)) if len(values) > 1 else spread
+    return Answer(both, several, runs, *_judge(table, both, metric, runs, found))
 
 # %% ../../nbs/workshop/verdicts.ipynb #736aa439
 MACHINE = ("minutes", "gigabytes")         # what depends on the machine is not judged
 
-def _conclusion(table, both, metric, runs, spread):
-    "The tolerance and the verdict of a pair."
+def _judge(table, both, metric, runs, found):
+    "Of a pair: the deviation over our seeds, the tolerance and the verdict."
     if isinstance(both.paper, str) or both.paper is None:
-        return None, None
-    if isinstance(way := way_of(table.name, both.row), str):
-        return None, "out of scope"
-    if both.ours is None or metric in MACHINE:
-        return None, "not run" if both.ours is None else "out of scope"
-    counts = [run["metrics"][both.split].get("count") for run in runs]
-    share, chance = both.ours / 100, 0.0
+        return None, None, None
+    if both.ours is None:
+        out = isinstance(way_of(table.name, both.row), str)
+        return None, None, "out of scope" if out else "not run"
+    cap, spread, first = cap_of(metric, both.paper), both.ours_spread, runs[0]
+    if spread is None:     # a single seed: the paper's or the cap; that of all learned, if larger
+        spread = cap if both.paper_spread is None else both.paper_spread
+        if metric == "accuracy_percent" and first["experiment"] in LEARNED:
+            alike = learned_runs(longest_runs(select(found, profile=first["profile"])))
+            values = [100 * run["metrics"][both.split]["accuracy"] for run in alike
+                      if both.split in run["metrics"]]
+            spread = max(spread, statistics.stdev(values)) if len(values) > 1 else spread
+    if metric in MACHINE:
+        return spread, None, "out of scope"
+    counts, chance = [run["metrics"][both.split].get("count") for run in runs], 0.0
     if metric in PERCENT and all(counts):
+        share = both.ours / 100
         chance = 100 * math.sqrt(share * (1 - share) / min(counts))
-    cap, curves = cap_of(metric, both.paper), [curve_of(run) for run in runs]
     allowed = tolerance(both.paper_spread, table.runs, spread, both.seeds, chance,
                         last_digit(both.paper), cap)
-    full = not way.instead and all(trained_in_full(run, curve, table.name)
-                                   for run, curve in zip(runs, curves))
-    floor = (floor_of(both.column, runs[0]["metrics"][both.split])
+    curves = [curve_of(run) for run in runs]
+    full = not way_of(table.name, both.row).instead and all(
+        trained_in_full(run, curve, table.name) for run, curve in zip(runs, curves))
+    floor = (floor_of(both.column, first["metrics"][both.split])
              if metric == "accuracy_percent" else None)
     learned = has_learned(runs, floor, curves, both.difference < -cap) and not (
         floor is not None and both.ours <= floor + NEAR
         and (both.paper <= floor + NEAR or not full))
-    return allowed, judge_number(both.difference, allowed, cap, learned,
-                                 full and asked_in_full(both.split, runs))
+    return spread, allowed, judge_number(both.difference, allowed, cap, learned,
+                                         full and asked_in_full(both.split, runs))
 
 # %% ../../nbs/workshop/verdicts.ipynb #054d315d
 @dataclass(frozen=True, repr=False)
