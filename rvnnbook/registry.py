@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ENCODERS', 'list_encoders', 'encoder_options', 'describe_encoder', 'list_pretrained', 'read_weights',
-           'create_encoder']
+           'export_weights', 'create_encoder']
 
 # %% ../nbs/workshop/registry.ipynb #35343083
 import difflib
@@ -15,11 +15,14 @@ import inspect
 import json
 import re
 from numbers import Integral, Real
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from .renamed import RENAMED_OPTIONS
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rvnnbook.core import Encoder
 
 # %% ../nbs/workshop/registry.ipynb #d30739bc
@@ -143,6 +146,23 @@ def read_weights(
                          "Remedy: install the package again")
     about = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     return {key: tensor.float() for key, tensor in load(data).items()}, about
+
+# %% ../nbs/workshop/registry.ipynb #b2da27bf
+def export_weights(
+    model: "nn.Module",                    # any model
+    path: str | Path,                      # of the file to write, .safetensors
+    about: dict[str, str] | None = None,   # how the weights were made; kept with them
+) -> Path:                                 # of the file
+    "Write a model's weights in half precision, small enough to be kept with the book."
+    from safetensors.torch import save_file
+    weights = {name: (tensor.half() if tensor.is_floating_point() else tensor).cpu().contiguous()
+               for name, tensor in model.state_dict().items()}
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{name} has values that are too large for {tensor.dtype}")
+    save_file(weights, path, {name: str(value) for name, value in (about or {}).items()})
+    return Path(path)
+
 
 # %% ../nbs/workshop/registry.ipynb #5261a4e6
 def create_encoder(
