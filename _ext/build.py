@@ -122,7 +122,8 @@ def execute_chapter(source: Path, target: Path, root: Path) -> dict:       # roo
     words = str(log.resolve()), [str(root.resolve()), data], [str(root.resolve() / name) for name in outside]
     try:
         execute(source, target, content=strip_directives(json.loads(source.read_text())),
-                first_line=f"{inspect.getsource(record_dependencies)}\nrecord_dependencies(*{words!r})\ndel record_dependencies")
+                extra_arguments=["--IPKernelApp.exec_lines="      # before the first cell
+                                 f"{inspect.getsource(record_dependencies)}\nrecord_dependencies(*{words!r})\ndel record_dependencies"])
         return {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
     finally:
         log.unlink(missing_ok=True)

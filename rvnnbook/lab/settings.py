@@ -12,6 +12,7 @@ import difflib
 import json
 import re
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal
@@ -33,15 +34,14 @@ def check_model(model: type, content: dict, kind: str = "setting") -> dict:    #
     try:
         return model.model_validate(content).model_dump()
     except ValidationError as error:
-        found, faults = error.errors(include_url=False), {}
-    for fault in found:
-        faults.setdefault(next(iter(fault["loc"]), ""), []).append(
-            fault["msg"].removeprefix("Value error, "))
-    known = model.model_fields
-    raise ParameterError("; ".join(
-        f"{name} is {content.get(name)!r}: {' or '.join(messages)}" if name in known
-        else unknown_name(kind, name, known) if name else " or ".join(messages)
-        for name, messages in faults.items()))
+        known, faults = model.model_fields, {}
+        for fault in error.errors(include_url=False):
+            name = next(iter(fault["loc"]), "")
+            faults.setdefault(name, []).append(fault["msg"].removeprefix("Value error, "))
+        raise ParameterError("; ".join(
+            f"{name} is {content.get(name)!r}: {' or '.join(messages)}" if name in known
+            else unknown_name(kind, name, known) if name else " or ".join(messages)
+            for name, messages in faults.items())) from None
 
 # %% ../../nbs/workshop/settings.ipynb #aa543098
 def _type_of(allowed):    # range, (low, high), set, or a regular expression -> for pydantic
@@ -92,15 +92,19 @@ def open_notebook(source: Path) -> dict:    # an experiment notebook -> as JSON 
     except (ValueError, KeyError, TypeError):
         raise ParameterError(f"{source} is not a notebook") from None
 
+def _parameter_cells(notebook):
+    "The parameters cell of a notebook and the cell that checks it."
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for cell, check in pairwise(cells):
+        sources = "".join(cell["source"]), "".join(check["source"])
+        if "parameters" in cell["metadata"].get("tags", []) and "strict(" in sources[1]:
+            return sources
+    raise ParameterError("this notebook has no parameters cell followed by a call of `strict`, "
+                         "so it cannot be given parameters")
+
 def check_parameters(notebook: dict, given: dict) -> SimpleNamespace:  # JSON data; some parameters
     "All parameters, checked: run the parameters cell of a notebook and the cell that checks it."
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    cell, check = next((["".join(part["source"]) for part in pair] for pair in zip(cells, cells[1:])
-                        if "parameters" in pair[0]["metadata"].get("tags", [])), ("", ""))
-    if "strict(" not in check:
-        raise ParameterError("this notebook has no parameters cell followed by a call of `strict`, "
-                             "so it cannot be given parameters")
-    names = {}
+    (cell, check), names = _parameter_cells(notebook), {}
     exec(cell, names)
     names.update(given)
     try:
@@ -120,18 +124,14 @@ def parse_value(text: str):    # the literal it denotes, else the text itself
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
 
-# %% ../../nbs/workshop/settings.ipynb #e4d17b63
 def parameter_lines(notebook: dict) -> list[str]:      # as JSON data
     "The parameters of a notebook: for each a line with its values by profile, and its meaning."
-    check_parameters(notebook, {})             # rejects a notebook that has none
-    cell = next("".join(cell["source"]) for cell in notebook["cells"]
-                if "parameters" in cell["metadata"].get("tags", []))
-    remarks = re.findall(r"^(\w+) *=.*?# *(.*(?:\n +#.*)*)", cell, re.M)
+    cell, _ = _parameter_cells(notebook)
     filled, lines = {}, []
     for profile in ("smoke", "cpu", "paper"):
         with suppress(ValueError):             # a notebook need not have all of them
             filled[profile] = vars(check_parameters(notebook, {"profile": profile}))
-    for name, remark in remarks:
+    for name, remark in re.findall(r"^(\w+) *=.*?# *(.*(?:\n +#.*)*)", cell, re.M):
         values = {profile: repr(run[name]) for profile, run in filled.items()}
         same = {*values.values()}
         shown = same if len(same) == 1 else map(" ".join, values.items())
