@@ -115,7 +115,7 @@ def record_dependencies(log: str, folders: list[str], skipped: list[str]):     #
 
 def execute_chapter(source: Path, target: Path, root: Path) -> dict:       # root: folder of its dependencies
     "Execute a notebook: the files that it used below a few folders, the times of its cells, and of all of it in seconds."
-    from rvnnbook.lab.run import execute
+    from rvnnbook.show.pages import execute
     start, log = time.perf_counter(), target.with_name(f".{target.name}.json")
     outside = "build runs .venv .git .jupyter node_modules".split()
     data = os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))

@@ -18,8 +18,9 @@ def _run(options):
     "Run an experiment."
     from rvnnbook.lab import settings
     from rvnnbook.lab.run import run_experiment
+    from rvnnbook.show.pages import execute_run, parameter_lines
     if options.parameters:
-        return "\n".join(settings.parameter_lines(settings.open_notebook(options.notebook)))
+        return "\n".join(parameter_lines(settings.open_notebook(options.notebook)))
     given = {"profile": options.profile} if options.profile else {}
     for pair in options.parameter:
         name, equals, value = pair.partition("=")
@@ -28,8 +29,9 @@ def _run(options):
         if name in given:
             raise settings.ParameterError(f"{name} is given twice")
         given[name] = settings.parse_value(value)
-    return run_experiment(Path(options.notebook), given, options.limit, not options.no_notebook,
-                          options.unless_recorded, last=True)
+    page = None if options.no_notebook else execute_run
+    return run_experiment(options.notebook, given, options.limit, page, options.unless_recorded,
+                          last=True)
 
 def _sweep(options):
     "Make a sweep, or show its runs."

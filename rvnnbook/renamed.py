@@ -49,6 +49,8 @@ RENAMED |= {
         "MATRIX_UP_TO": "DENSE_MAX_LENGTH", "WALKS": "LINEAR_RETRIEVERS",
         "Walk": "LinearRetriever", "expect_exp": "retrieve_exp",
         "neighbor_walks": "neighbor_retrievers"},
+    "lab.run": {"execute": "show.pages.execute"},
+    "lab.settings": {"parameter_lines": "show.pages.parameter_lines"},
     "lab.train": {"evaluate_classifier": "tasks.classify.evaluate_classifier",
         "export_weights": "registry.export_weights", "fit_scorer": "tasks.classify.fit_scorer"},
     "tasks.classify": {"surprise": "cross_entropy", "trained_classifier": "load_pretrained",

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.run import StatusError, execute, hold, holder, run_experiment, run_path
-from rvnnbook.lab.settings import ParameterError, check_parameters, open_notebook, parameter_lines, parse_value, strict
+from rvnnbook.lab.run import StatusError, hold, holder, run_experiment, run_path
+from rvnnbook.lab.settings import ParameterError, check_parameters, open_notebook, parse_value, strict
+from rvnnbook.show.pages import execute, parameter_lines
 from tests.faults import make_clone
 from tests.helpers import JUPYTER, without
 from tests.test_train import assert_same_run
@@ -527,7 +528,7 @@ def test_no_further_cell_begins_after_a_signal(tmp_path, capsys):
         cell["metadata"]["tags"] = ["run"]
     (tmp_path / "small.ipynb").write_text(json.dumps(book))
     with contextlib.chdir(tmp_path), pytest.raises(StatusError, match="SIGTERM: stopped") as error:
-        run_experiment("small.ipynb", {}, page=False)
+        run_experiment("small.ipynb", {})
     assert error.value.status == 75 and "next" not in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KILL_AFTER', 'ENGINES', 'read_sweep_text', 'SweepSettings', 'rows', 'SweepTask', 'check_tasks', 'SweepPlan',
-           'make_plan', 'Order', 'command_of', 'State', 'last_line', 'make_run', 'attempt_run', 'poll_states',
+           'make_plan', 'Order', 'command_of', 'State', 'last_line', 'attempt_run', 'make_run', 'poll_states',
            'local_pool', 'ray_pool', 'SlurmRun', 'slurm_pool', 'sweep', 'outcome', 'report']
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
@@ -184,19 +184,32 @@ def last_line(log: Path, start: int = 0) -> str:   # start: byte from which it i
     lines = text.decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("rvnnbook: ")[:300] if lines else ""
 
+def attempt_run(order: Order) -> State:    # what to start, and how
+    "Make a run: wait while another process makes it, and try again if it fails."
+    failures = 0
+    while not order.stop.exists():
+        state = make_run(order)
+        locked = "this run is locked by process" in state.message
+        failures += not locked
+        if not locked and (state.word != "failed" or failures >= order.retries):
+            return state
+        pause = 1 if locked else min(3600, order.backoff * 2 ** min(failures - 1, 30))
+        end = time.monotonic() + pause
+        while time.monotonic() < end and not order.stop.exists():
+            time.sleep(0.1)
+    return State("stopped", "not begun")
+
 # %% ../../nbs/workshop/sweep.ipynb #77135780
 def make_run(order: Order) -> State:       # what to start, and how
     "Start a run and wait for its end; stop it if the sweep is stopped."
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **order.environment}
-    deadline = None
+    environment, deadline = {**os.environ, "PYTHONUNBUFFERED": "1", **order.environment}, None
     with open(order.log, "ab", buffering=0) as log:
         start = log.tell()
         child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                  cwd=order.place, env=environment, start_new_session=True)
         _children.add(child.pid)
         while child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=0.1)
+            time.sleep(0.05)
             if deadline is None and order.stop.exists():
                 deadline = time.monotonic() + KILL_AFTER
                 child.terminate()
@@ -213,22 +226,6 @@ def make_run(order: Order) -> State:       # what to start, and how
         code = STOPPED
     word = {FINISHED: "finished", REFUSED: "refused", STOPPED: "stopped"}.get(code, "failed")
     return State(word, "" if word == "finished" else reason)
-
-# %% ../../nbs/workshop/sweep.ipynb #c0a9a60a
-def attempt_run(order: Order) -> State:    # what to start, and how
-    "Make a run: wait while another process makes it, and try again if it fails."
-    failures = 0
-    while not order.stop.exists():
-        state = make_run(order)
-        locked = "this run is locked by process" in state.message
-        failures += not locked
-        if not locked and (state.word != "failed" or failures >= order.retries):
-            return state
-        pause = 1 if locked else min(3600, order.backoff * 2 ** min(failures - 1, 30))
-        end = time.monotonic() + pause
-        while time.monotonic() < end and not order.stop.exists():
-            time.sleep(0.1)
-    return State("stopped", "not begun")
 
 # %% ../../nbs/workshop/sweep.ipynb #04cb6d1e
 def poll_states(plan: SweepPlan) -> dict[str, State]:      # by key
@@ -255,7 +252,6 @@ def local_pool(plan: SweepPlan, address: str | None = None) -> Iterator[Callable
             pool.submit(attempt_run, order._replace(environment=order.environment | threads))
             for order in orders]
 
-# %% ../../nbs/workshop/sweep.ipynb #e93f6bed
 @contextmanager
 def ray_pool(plan: SweepPlan, address: str | None = None) -> Iterator[Callable]:   # auto: this node
     "submit(orders): workers on the nodes of a Ray cluster."
