@@ -118,50 +118,28 @@ def _data(options):
     if options.action == "list":
         return catalog.listing()
     if options.action == "verify":
-        chosen = ([catalog.find_dataset(options.name)] if options.name
-                  else list(filter(catalog.present, catalog.catalog().values())))
-        if wrong := [line for entry in chosen for line in catalog.verify(entry)]:
-            raise RuntimeError("\n".join(wrong))
-        return "\n".join(f"{entry.name}: as it should be" for entry in chosen) or "nothing is here"
-    entry = catalog.find_dataset(options.name)
+        return catalog.verify_installed(options.name)
     if options.action == "get":
-        try:
-            files = catalog.get(entry)
-        except KeyboardInterrupt:
-            raise RuntimeError("stopped; what has come is kept, "
-                               "and the same command goes on from there") from None
-    else:
-        files = catalog.add(entry, Path(options.file), options.unverified)
-    if entry.name == "listops" and len(files) == 1:
-        return f"installed as {files[0]}"
-    here = len(catalog.present(entry))
-    return (f"{entry.name}: {here} of {len(entry.files) or here} files in "
-            f"{catalog.data_folder() / entry.name}. Licence: {entry.licence}")
+        return catalog.install(options.name)
+    return catalog.install(options.name, Path(options.file), options.unverified)
 
 def _encoders(options):
     "List the encoders, or describe one."
     from rvnnbook.registry import describe_encoder, list_encoders
     return describe_encoder(options.name) if options.name else "\n".join(list_encoders())
 
-# %% ../nbs/workshop/cli.ipynb #d41c7a02
 def _predict(options):
     "Label, probability and, if requested, tree of each line."
     import re
-    from itertools import tee
 
-    from rvnnbook.show.trees import bracket_string
+    from rvnnbook.show.trees import predict_lines
     from rvnnbook.tasks.classify import load_pretrained
-    model = load_pretrained(options.encoder, options.weights)
-    name = options.file
+    model, name = load_pretrained(options.encoder, options.weights), options.file
     if name != "-" and not Path(name).is_file():
         raise ValueError(f"there is no file {name!r}")
     with open(0 if name == "-" else name, encoding="utf-8-sig") as file:
-        texts, read = tee(line.rpartition("\t")[2] for line in file)
         try:
-            for found in model.predict_stream(texts, return_trees=options.trees):
-                tokens = model.vocabulary.split(next(read))
-                tree = [bracket_string(found.tree, tokens)] if options.trees else []
-                yield "\t".join([str(found.label), f"{max(found.probabilities):.4f}", *tree])
+            yield from predict_lines(model, file, options.trees)
         except ValueError as error:
             raise ValueError(re.sub(r"^sentence (\d+)", lambda match: f"{name}, line "
                                     f"{int(match[1]) + 1}", str(error))) from None

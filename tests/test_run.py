@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from rvnnbook.lab.run import StatusError, hold, holder, run_experiment, run_path
 from rvnnbook.lab.settings import ParameterError, check_parameters, open_notebook, parse_value, strict
+from rvnnbook.registry import describe_encoder
 from rvnnbook.show.pages import execute, parameter_lines
 from tests.faults import make_clone
 from tests.helpers import JUPYTER, without
@@ -226,6 +227,10 @@ def test_other_commands_refuse_in_one_line(tmp_path):
     assert run("nonsense", cwd=tmp_path).returncode == 2
     names = run("encoders", cwd=tmp_path).stdout.split()
     assert {"rvnn", "tree_lstm", "lstm", "bilstm"} <= set(names) and names == sorted(set(names))
+    described = run("encoders", "tree_lstm", cwd=tmp_path)
+    assert described.returncode == 0 and described.stdout == describe_encoder("tree_lstm") + "\n" and "    dim: int," in described.stdout
+    refused = run("encoders", "tree_lstn", cwd=tmp_path)
+    assert refused.returncode == 2 and "Did you mean 'tree_lstm'?" in refused.stderr and refused.stderr.count("\n") == 1
 
 
 def test_the_official_test_is_installed_from_a_file(tmp_path):
