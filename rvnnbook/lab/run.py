@@ -23,6 +23,8 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+from filelock import FileLock, Timeout
+
 from .records import digest, identity, results_folder, scan
 from .settings import ParameterError, check_parameters, open_notebook
 
@@ -37,7 +39,6 @@ class StatusError(RuntimeError):
 
 def hold(path: Path, what: str = "run"):   # -> a context that ends the lock
     "Take a lock and write the number of this process into it; exit status 75 if it is taken."
-    from filelock import FileLock, Timeout
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         held = FileLock(path).acquire(timeout=.5)     # `holder` takes a free lock for a moment
@@ -49,7 +50,6 @@ def hold(path: Path, what: str = "run"):   # -> a context that ends the lock
 
 def holder(path: Path) -> int | None:      # None: it is free
     "The process that holds a lock."
-    from filelock import FileLock, Timeout
     try:
         if path.exists():
             FileLock(path).acquire(timeout=0).lock.release()
@@ -89,14 +89,11 @@ def run_identity(experiment: str, run: SimpleNamespace) -> str:    # name; check
     kept = {name: value for name, value in vars(run).items() if name not in SITTING}
     return identity(experiment, kept, kept.get("seed", 0))
 
-def recorded_runs(
-    experiment: str, names: Iterable[str],     # the path of its notebook, or its name; parameters
-    folder: Path | None = None,                # of the results; nbs/results of this clone
-) -> set[str]:
+def recorded_runs(experiment: str, names: Iterable[str]) -> set[str]:     # name; of parameters
     "Identities of the runs of an experiment that have a record of a finished training."
     name, records = Path(experiment).stem, []
     with suppress(ValueError):               # outside a clone nothing is recorded
-        records, _ = scan(Path(folder or results_folder()) / f"{name}.jsonl")
+        records, _ = scan(results_folder() / f"{name}.jsonl")
     return {identity(name, {key: value for key, value in record["parameters"].items()
                             if key in names and key not in SITTING}, record["seed"])
             for record in records if record["finished"]}

@@ -268,10 +268,9 @@ def ray_pool(plan: SweepPlan, address: str | None = None) -> Iterator[Callable]:
         yield lambda orders: [remote.remote(order).future() for order in orders]
 
 # %% ../../nbs/workshop/sweep.ipynb #4c8a2e61
-class SlurmRun:
+class SlurmRun(NamedTuple):
     "A run as a job of submitit, which writes a checkpoint when Slurm takes its place away."
-    def __init__(self, order: Order):      # what to start, and how
-        self.order = order
+    order: Order             # what to start, and how
 
     def __call__(self) -> State:
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGUSR2))     # preempted or timed out
@@ -305,10 +304,8 @@ ENGINES = {"local": local_pool, "ray": ray_pool, "slurm": slurm_pool}
 
 # %% ../../nbs/workshop/sweep.ipynb #8426e62f
 def sweep(
-    plan: SweepPlan,                 # of the sweep
-    engine: str = "local",           # one of ENGINES
-    address: str | None = None,      # of a Ray cluster
-) -> dict[str, State]:               # state of every run, by key
+    plan: SweepPlan, engine: str = "local", address: str | None = None,   # one of ENGINES; of Ray
+) -> dict[str, State]:                                     # state of every run, by key
     "Make all runs of a plan that have no record."
     from tqdm import tqdm
     environment = {name: os.path.abspath(os.environ.get(name, default)) for name, default
