@@ -185,16 +185,16 @@ def _add_runs(command):
 
 # %% ../nbs/workshop/cli.ipynb #eae14826
 def _add_results(results):
-    results.add_argument("experiment", nargs="?",
-                         help="its name (default: count the records of all), merge or revalidate")
-    results.add_argument("folders", nargs="*", metavar="FOLDER",
-                         help="to merge: records and traces from other machines; "
-                              "to revalidate: names of experiments (default: all)")
-    results.add_argument("--minutes", type=seconds, default=10, metavar="M",
-                         help="to revalidate: at most so long for each record (default: 10)")
-    results.add_argument("--where", action="append", default=[], metavar="QUERY",
-                         help="a pandas query on fields, parameters and metrics, such as "
-                              "'dim == 64 and seed < 3'")
+    add = results.add_argument
+    add("experiment", nargs="?",
+        help="its name (default: count the records of all), merge or revalidate")
+    add("folders", nargs="*", metavar="FOLDER",
+        help="to merge: records and traces from other machines; to revalidate: names of "
+             "experiments (default: all)")
+    add("--minutes", type=seconds, default=10, metavar="M",
+        help="to revalidate: at most so long for each record (default: 10)")
+    add("--where", action="append", default=[], metavar="QUERY",
+        help="a pandas query on fields, parameters and metrics, such as 'dim == 64 and seed < 3'")
     _add_flags(results, mean="mean and standard deviation over the seeds of a run")
     one = results.add_mutually_exclusive_group()
     _add_flags(one, check="validate every record and trace")

@@ -202,27 +202,27 @@ def attempt_run(order: Order) -> State:    # what to start, and how
 # %% ../../nbs/workshop/sweep.ipynb #77135780
 def make_run(order: Order) -> State:       # what to start, and how
     "Start a run and wait for its end; stop it if the sweep is stopped."
-    environment, deadline = {**os.environ, "PYTHONUNBUFFERED": "1", **order.environment}, None
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **order.environment}
     with open(order.log, "ab", buffering=0) as log:
         start = log.tell()
         child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                  cwd=order.place, env=environment, start_new_session=True)
         _children.add(child.pid)
-        while child.poll() is None:
+        while child.poll() is None and not order.stop.exists():
             time.sleep(0.05)
-            if deadline is None and order.stop.exists():
-                deadline = time.monotonic() + KILL_AFTER
-                child.terminate()
-            elif deadline is not None and time.monotonic() > deadline:
-                child.kill()
+        if stopped := child.poll() is None:
+            child.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(KILL_AFTER)
+            child.kill()
+        code = child.wait()
         _children.discard(child.pid)
-        code = child.returncode
         try:           # a run cannot say that the disk is full if its log is on this disk
             log.write(f"died of signal {-code}\n".encode() if code < 0 else b"\n" * bool(code))
             reason = last_line(order.log, start)
         except OSError as error:
             reason = str(error)
-    if code < 0 and deadline is not None:       # before it could handle signals, or too late
+    if code < 0 and stopped:       # before it could handle signals, or too late
         code = STOPPED
     word = {FINISHED: "finished", REFUSED: "refused", STOPPED: "stopped"}.get(code, "failed")
     return State(word, "" if word == "finished" else reason)
