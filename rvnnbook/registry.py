@@ -58,7 +58,7 @@ def list_encoders() -> list[str]:      # names that create_encoder takes
     "The names of all encoders."
     return sorted(ENCODERS)
 
-# %% ../nbs/workshop/registry.ipynb #9f3d21c7
+# %% ../nbs/workshop/registry.ipynb #9f3d21c6
 def did_you_mean(
     word: str,              # an unknown name
     known: Iterable[str],   # the known ones
@@ -71,6 +71,7 @@ def _hint(name, option, known):
     now = RENAMED_OPTIONS.get(name, {}).get(option)
     return f" It is renamed to {now}." if now else did_you_mean(option, known)
 
+# %% ../nbs/workshop/registry.ipynb #9f3d21c7
 def _find_encoder(name):
     "Class of an encoder, names of its options, options that define the variant."
     if ":" in name:

@@ -326,15 +326,13 @@ def train(
     judge: Callable | None = None,         # judge(model): dict of numbers; None: nobody
     *, folder: str | Path | None = None,   # where checkpoints live; None: nowhere
     loss: Callable = classification_loss,  # loss(model, batch): mean over the batch's rows
-    time_budget: float = math.inf,         # seconds that this call may train
-    save_every: float = 60.0,              # seconds between checkpoints
+    time_budget: float = math.inf, save_every: float = 60.0,   # seconds: a call, a checkpoint
     settings: dict | None = None,          # further things that a resumption must have in common
     **recipe,                              # the fields of TrainConfig
 ) -> Outcome:
     """Train, or go on from the last checkpoint, until the end or until the time is up.
 
-    With a judge it also ends after more than `patience` checks without a better `metric`, and the
-    model gets the weights of the best check. Checks come every `check_every` steps or epoch."""
+    With a judge it also ends when checks stop improving; the model gets the weights of the best."""
     from tqdm import tqdm
     recipe = TrainConfig(**check_model(TrainConfig, recipe))
     run = Run(model, batches, recipe, folder and Path(folder), settings or {})
