@@ -132,14 +132,14 @@ def _predict(options):
     "Label, probability and, if requested, tree of each line."
     import re
 
-    from rvnnbook.show.trees import predict_lines
+    from rvnnbook.show.trees import prediction_lines
     from rvnnbook.tasks.classify import load_pretrained
     model, name = load_pretrained(options.encoder, options.weights), options.file
     if name != "-" and not Path(name).is_file():
         raise ValueError(f"there is no file {name!r}")
     with open(0 if name == "-" else name, encoding="utf-8-sig") as file:
         try:
-            yield from predict_lines(model, file, options.trees)
+            yield from prediction_lines(model, file, options.trees)
         except ValueError as error:
             raise ValueError(re.sub(r"^sentence (\d+)", lambda match: f"{name}, line "
                                     f"{int(match[1]) + 1}", str(error))) from None

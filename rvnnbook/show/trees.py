@@ -6,7 +6,7 @@
 __all__ = ['tree_spans', 'bracket_string', 'tree_layout', 'node_mark', 'elbow', 'tree_marks', 'tree_svg', 'frame_marks',
            'tree_drawing', 'rounds_drawing', 'level_bars', 'soft_round_drawing', 'tree_pair_drawing', 'row_marks',
            'staircase_drawing', 'genealogy_places', 'genealogy_line', 'genealogy_drawing', 'inner_spans', 'SpanF1',
-           'span_f1', 'tree_f1', 'is_gold_tree', 'predict_lines']
+           'span_f1', 'tree_f1', 'is_gold_tree', 'prediction_lines']
 
 # %% ../../nbs/workshop/trees.ipynb #047fcb03
 import html
@@ -434,7 +434,7 @@ def is_gold_tree(
     return tree == bracket_string(composition_steps(tokens), tokens)
 
 # %% ../../nbs/workshop/trees.ipynb #5f070ae9
-def predict_lines(
+def prediction_lines(
     model,                     # a pretrained classifier
     lines: Iterable[str],      # each a sentence, or fields with tabs, the last a sentence
     trees: bool = False,       # with the tree that the model finds
