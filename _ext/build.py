@@ -124,14 +124,15 @@ def record_dependencies(log: str, folders: list[str], skipped: list[str]):     #
 
 def execute_chapter(source: Path, target: Path, root: Path) -> dict:       # root: folder of its dependencies
     "Execute a notebook: the files that it used below a few folders, the times of its cells, and of all of it in seconds."
-    from rvnnbook.lab.run import execute
+    from rvnnbook.show.pages import execute
     start, log = time.perf_counter(), target.with_name(f".{target.name}.json")
     outside = "build runs .venv .git .jupyter node_modules".split()
     data = os.path.abspath(os.environ.get("RVNNBOOK_DATA", "data"))
     words = str(log.resolve()), [str(root.resolve()), data], [str(root.resolve() / name) for name in outside]
     try:
         execute(source, target, content=strip_directives(json.loads(source.read_text())),
-                first_line=f"{inspect.getsource(record_dependencies)}\nrecord_dependencies(*{words!r})\ndel record_dependencies")
+                extra_arguments=["--IPKernelApp.exec_lines="      # before the first cell
+                                 f"{inspect.getsource(record_dependencies)}\nrecord_dependencies(*{words!r})\ndel record_dependencies"])
         return {**json.loads(log.read_text()), "seconds": round(time.perf_counter() - start, 1)}
     finally:
         log.unlink(missing_ok=True)

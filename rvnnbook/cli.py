@@ -10,45 +10,17 @@ import argparse
 import importlib
 import os
 import sys
+from collections import Counter
 from pathlib import Path
-
-# %% ../nbs/workshop/cli.ipynb #eae14825
-def _add_flags(command, **meanings):
-    for name, meaning in meanings.items():
-        command.add_argument("--" + name.replace("_", "-"), action="store_true", help=meaning)
-
-STATUSES = """exit status:
-  0   finished and recorded
-  1   the experiment raised an exception; in a sweep, in all attempts of some run
-  2   rejected before anything ran: unknown parameter, value out of range
-  75  stopped by a signal or a limit, or locked by another process;
-      run the same command again to resume
-SIGTERM, SIGINT (^C) and SIGHUP stop runs at checkpoints."""
-
-def _add_run(run):
-    run.add_argument("notebook", help="below nbs/experiments")
-    run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE",
-                     help="a parameter of the experiment; as often as needed")
-    run.add_argument("--profile", help="smoke, cpu or paper (default: what the notebook says)")
-    _add_flags(run, parameters="only list them, with their values in each profile",
-               no_notebook="run only the cells that train and measure, without Jupyter",
-               unless_recorded="do nothing if the run has a record")
-    run.add_argument("--limit", type=seconds, default="inf", metavar="SECONDS",
-                     help="stop the run after this time, at a checkpoint (default: no limit)")
-
-def seconds(text: str) -> float:                       # as typed; more than 0
-    "A length of time."
-    if not (value := float(text)) > 0:
-        raise ValueError(text)
-    return value
 
 # %% ../nbs/workshop/cli.ipynb #bba4933b
 def _run(options):
     "Run an experiment."
     from rvnnbook.lab import settings
     from rvnnbook.lab.run import run_experiment
+    from rvnnbook.show.pages import execute_run, parameter_lines
     if options.parameters:
-        return "\n".join(settings.parameter_lines(settings.open_notebook(options.notebook)))
+        return "\n".join(parameter_lines(settings.open_notebook(options.notebook)))
     given = {"profile": options.profile} if options.profile else {}
     for pair in options.parameter:
         name, equals, value = pair.partition("=")
@@ -57,25 +29,27 @@ def _run(options):
         if name in given:
             raise settings.ParameterError(f"{name} is given twice")
         given[name] = settings.parse_value(value)
-    return run_experiment(Path(options.notebook), given, options.limit, not options.no_notebook,
-                          options.unless_recorded, last=True)
+    page = None if options.no_notebook else execute_run
+    return run_experiment(options.notebook, given, options.limit, page, options.unless_recorded,
+                          last=True)
 
-def _add_results(results):
-    results.add_argument("experiment", nargs="?",
-                         help="its name (default: count the records of all), merge or revalidate")
-    results.add_argument("folders", nargs="*", metavar="FOLDER",
-                         help="to merge: records and traces from other machines; "
-                              "to revalidate: names of experiments (default: all)")
-    results.add_argument("--minutes", type=seconds, default=10, metavar="M",
-                         help="to revalidate: at most so long for each record (default: 10)")
-    results.add_argument("--where", action="append", default=[], metavar="QUERY",
-                         help="a pandas query on fields, parameters and metrics, such as "
-                              "'dim == 64 and seed < 3'")
-    _add_flags(results, mean="mean and standard deviation over the seeds of a run")
-    one = results.add_mutually_exclusive_group()
-    _add_flags(one, check="validate every record and trace")
-    one.add_argument("--csv", metavar="FILE", help="write a table instead of showing one")
-    one.add_argument("--parquet", metavar="FILE", help="the same, with types")
+def _sweep(options):
+    "Make a sweep, or show its runs."
+    from rvnnbook.lab import sweep as lab
+    from rvnnbook.lab.run import STOPPED, StatusError
+    plan = lab.make_plan(options.file)
+    if options.dry_run or options.status:
+        return lab.report(plan, lab.poll_states(plan))
+    states = lab.sweep(plan, options.engine, options.address)
+    print(lab.report(plan, states), flush=True)
+    words = Counter(state.word for state in states.values())
+    failed = words["failed"] + words["refused"]
+    if words["finished"] + failed < len(states):
+        then = "start over" if plan.scratch else "resume"
+        raise StatusError(f"stopped; run the same command again to {then}", STOPPED)
+    if failed:
+        raise StatusError(f"{failed} of {len(states)} runs failed; the others are finished")
+    return "all runs are finished"
 
 # %% ../nbs/workshop/cli.ipynb #178286e8
 def _results(options):
@@ -140,6 +114,95 @@ def _revalidate(options):
     return f"{held} of {len(chosen)} stale records hold for the code of today"
 
 # %% ../nbs/workshop/cli.ipynb #9cc1e42d
+def _data(options):
+    "List, install or check sets of data."
+    from rvnnbook.data import catalog
+    if options.action == "list":
+        return catalog.listing()
+    if options.action == "verify":
+        return catalog.verify_installed(options.name)
+    if options.action == "get":
+        return catalog.install(options.name)
+    return catalog.install(options.name, Path(options.file), options.unverified)
+
+def _encoders(options):
+    "List the encoders, or describe one."
+    from rvnnbook.registry import describe_encoder, list_encoders
+    return describe_encoder(options.name) if options.name else "\n".join(list_encoders())
+
+def _predict(options):
+    "Label, probability and, if requested, tree of each line."
+    import re
+
+    from rvnnbook.show.trees import prediction_lines
+    from rvnnbook.tasks.classify import load_pretrained
+    model, name = load_pretrained(options.encoder, options.weights), options.file
+    if name != "-" and not Path(name).is_file():
+        raise ValueError(f"there is no file {name!r}")
+    with open(0 if name == "-" else name, encoding="utf-8-sig") as file:
+        try:
+            yield from prediction_lines(model, file, options.trees)
+        except ValueError as error:
+            raise ValueError(re.sub(r"^sentence (\d+)", lambda match: f"{name}, line "
+                                    f"{int(match[1]) + 1}", str(error))) from None
+
+# %% ../nbs/workshop/cli.ipynb #eae14825
+STATUSES = """exit status:
+  0   finished and recorded
+  1   the experiment raised an exception; in a sweep, in all attempts of some run
+  2   rejected before anything ran: unknown parameter, value out of range
+  75  stopped by a signal or a limit, or locked by another process;
+      run the same command again to resume
+SIGTERM, SIGINT (^C) and SIGHUP stop runs at checkpoints."""
+
+def seconds(text: str) -> float:                       # as typed; more than 0
+    "A length of time."
+    if not (value := float(text)) > 0:
+        raise ValueError(text)
+    return value
+
+def _add_flags(command, **meanings):
+    for name, meaning in meanings.items():
+        command.add_argument("--" + name.replace("_", "-"), action="store_true", help=meaning)
+
+def _add_runs(command):
+    run = command(_run, "run an experiment chapter with parameters", STATUSES)
+    run.add_argument("notebook", help="below nbs/experiments")
+    run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE",
+                     help="a parameter of the experiment; as often as needed")
+    run.add_argument("--profile", help="smoke, cpu or paper (default: what the notebook says)")
+    run.add_argument("--limit", type=seconds, default="inf", metavar="SECONDS",
+                     help="stop the run after this time, at a checkpoint (default: no limit)")
+    _add_flags(run, parameters="only list them, with their values in each profile",
+               no_notebook="run only the cells that train and measure, without Jupyter",
+               unless_recorded="do nothing if the run has a record")
+    sweep = command(_sweep, "make many runs from one file", STATUSES)
+    sweep.add_argument("file", metavar="FILE", help="a sweep file, .yml or .json; see the README")
+    sweep.add_argument("--engine", choices=["local", "ray", "slurm"], default="local",
+                       help="what assigns the runs (default: processes on this machine)")
+    sweep.add_argument("--address", help="of a Ray cluster (auto: the one of this machine); local, "
+                       "with slurm: processes of this machine, for trials")
+    _add_flags(sweep.add_mutually_exclusive_group(), dry_run="show what would be run",
+               status="show the state of each run")
+
+# %% ../nbs/workshop/cli.ipynb #eae14826
+def _add_results(results):
+    add = results.add_argument
+    add("experiment", nargs="?",
+        help="its name (default: count the records of all), merge or revalidate")
+    add("folders", nargs="*", metavar="FOLDER",
+        help="to merge: records and traces from other machines; to revalidate: names of "
+             "experiments (default: all)")
+    add("--minutes", type=seconds, default=10, metavar="M",
+        help="to revalidate: at most so long for each record (default: 10)")
+    add("--where", action="append", default=[], metavar="QUERY",
+        help="a pandas query on fields, parameters and metrics, such as 'dim == 64 and seed < 3'")
+    _add_flags(results, mean="mean and standard deviation over the seeds of a run")
+    one = results.add_mutually_exclusive_group()
+    _add_flags(one, check="validate every record and trace")
+    one.add_argument("--csv", metavar="FILE", help="write a table instead of showing one")
+    one.add_argument("--parquet", metavar="FILE", help="the same, with types")
+
 def _add_data(data):
     actions = data.add_subparsers(dest="action", required=True)
     actions.add_parser("list", help="show what the papers use and what of it is here")
@@ -151,82 +214,6 @@ def _add_data(data):
     _add_flags(add, unverified="accept files without a known checksum, and record theirs")
     actions.add_parser("verify", help="compare installed files with their checksums").add_argument(
         "name", nargs="?", help="of a set of data (default: all that are here)")
-
-def _data(options):
-    "List, install or check sets of data."
-    from rvnnbook.data import catalog
-    if options.action == "list":
-        return catalog.listing()
-    if options.action == "verify":
-        chosen = ([catalog.find_dataset(options.name)] if options.name
-                  else list(filter(catalog.present, catalog.catalog().values())))
-        if wrong := [line for entry in chosen for line in catalog.verify(entry)]:
-            raise RuntimeError("\n".join(wrong))
-        return "\n".join(f"{entry.name}: as it should be" for entry in chosen) or "nothing is here"
-    entry = catalog.find_dataset(options.name)
-    if options.action == "get":
-        try:
-            files = catalog.get(entry)
-        except KeyboardInterrupt:
-            raise RuntimeError("stopped; what has come is kept, "
-                               "and the same command goes on from there") from None
-    else:
-        files = catalog.add(entry, Path(options.file), options.unverified)
-    if entry.name == "listops" and len(files) == 1:
-        return f"installed as {files[0]}"
-    here = len(catalog.present(entry))
-    return (f"{entry.name}: {here} of {len(entry.files) or here} files in "
-            f"{catalog.data_folder() / entry.name}. Licence: {entry.licence}")
-
-# %% ../nbs/workshop/cli.ipynb #b03a93e8
-def _add_sweep(sweep):
-    sweep.add_argument("file", metavar="FILE", help="a sweep file, .yml or .json; the README "
-                       "and the chapter on sweeps describe it")
-    _add_flags(sweep.add_mutually_exclusive_group(), dry_run="show what would be run",
-               status="show the state of each run")
-    sweep.add_argument("--engine", choices=["local", "ray", "slurm"], default="local",
-                       help="what assigns the runs (default: processes on this machine)")
-    sweep.add_argument("--address", help="of a Ray cluster (auto: the one of this machine); local, "
-                       "with slurm: processes of this machine, for trials")
-
-def _encoders(options):
-    from rvnnbook.registry import list_encoders
-    return "\n".join(list_encoders())
-
-def _sweep(options):
-    from rvnnbook.lab.sweep import obey_sweep
-    return obey_sweep(options)
-
-# %% ../nbs/workshop/cli.ipynb #d41c7a02
-def _add_predict(predict):
-    predict.add_argument("encoder", help="of a trained model, such as ebt_grc")
-    predict.add_argument("weights", help="what it was trained on: listops, or sst5, with labels "
-                                         "from 0, very negative, to 4, very positive")
-    predict.add_argument("file", help="a sentence on each line, or fields with tabs between them, "
-                                      "of which the last is the sentence; - for standard input")
-    _add_flags(predict, trees="with the tree that the model finds, in brackets")
-
-def _predict(options):
-    "Label, probability and, if requested, tree of each line."
-    import re
-    from itertools import tee
-
-    from rvnnbook.show.trees import bracket_string
-    from rvnnbook.tasks.classify import load_pretrained
-    model = load_pretrained(options.encoder, options.weights)
-    name = options.file
-    if name != "-" and not Path(name).is_file():
-        raise ValueError(f"there is no file {name!r}")
-    with open(0 if name == "-" else name, encoding="utf-8-sig") as file:
-        texts, read = tee(line.rpartition("\t")[2] for line in file)
-        try:
-            for found in model.predict_stream(texts, return_trees=options.trees):
-                tokens = model.vocabulary.split(next(read))
-                tree = [bracket_string(found.tree, tokens)] if options.trees else []
-                yield "\t".join([str(found.label), f"{max(found.probabilities):.4f}", *tree])
-        except ValueError as error:
-            raise ValueError(re.sub(r"^sentence (\d+)", lambda match: f"{name}, line "
-                                    f"{int(match[1]) + 1}", str(error))) from None
 
 # %% ../nbs/workshop/cli.ipynb #055ccee8
 def parser() -> argparse.ArgumentParser:
@@ -242,14 +229,20 @@ def parser() -> argparse.ArgumentParser:
                                     formatter_class=argparse.RawDescriptionHelpFormatter)
         added.set_defaults(work=work)
         return added
-    _add_run(command(_run, "run an experiment chapter with parameters", STATUSES))
+    _add_runs(command)
     _add_results(command(_results, "show, check or merge records of experiments", """columns:
   finished  the training came to its end
   stale     code that the run used has changed since"""))
-    _add_sweep(command(_sweep, "make many runs from one file", STATUSES))
     _add_data(command(_data, "list, install and check data"))
-    _add_predict(command(_predict, "label the lines of a file with a trained model"))
-    command(_encoders, "list the encoders by name")
+    predict = command(_predict, "label the lines of a file with a trained model")
+    predict.add_argument("encoder", help="of a trained model, such as ebt_grc")
+    predict.add_argument("weights", help="what it was trained on: listops, or sst5, with labels "
+                                         "from 0, very negative, to 4, very positive")
+    predict.add_argument("file", help="a sentence on each line, or fields with tabs between them, "
+                                      "of which the last is the sentence; - for standard input")
+    _add_flags(predict, trees="with the tree that the model finds, in brackets")
+    encoders = command(_encoders, "list the encoders by name, or describe one")
+    encoders.add_argument("name", nargs="?", help="of the encoder to describe, with its options")
     return top
 
 # %% ../nbs/workshop/cli.ipynb #9947fd4b

@@ -36,9 +36,9 @@ from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.run import run_folder
 from rvnnbook.lab.records import append, code_hashes, end_to_end, make_trace, new_record
-from rvnnbook.lab.train import classification_loss, evaluate_classifier, train
+from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier
+from rvnnbook.tasks.classify import Classifier, classification_loss, evaluate_classifier
 
 modules = code_hashes()
 torch.manual_seed(run.seed)

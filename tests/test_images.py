@@ -44,9 +44,8 @@ from rvnnbook.data.images import (
     sequences_of,
     unpacked,
 )
-from rvnnbook.lab.train import classification_loss, evaluate_classifier
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier
+from rvnnbook.tasks.classify import Classifier, classification_loss, evaluate_classifier
 from tests.helpers import published
 
 few = settings(max_examples=40, deadline=None)

@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 
 from rvnnbook.cli import main
 from rvnnbook.core import simple_tree
-from rvnnbook.data.batches import Vocabulary, read_sentence, token_batches
-from rvnnbook.data.listops import VOCABULARY, bracketed, make_split, tokenize, write_listops
+from rvnnbook.data.batches import BucketLoader, Vocabulary, read_sentence, token_batches
+from rvnnbook.data.listops import VOCABULARY, bracketed, collate_listops, make_split, tokenize, write_listops
 from rvnnbook.registry import create_encoder
 from rvnnbook.show.trees import bracket_string, tree_drawing, tree_spans
 from rvnnbook.tasks.classify import (
-    Classifier, Predictor, _class_probabilities, accuracy, cross_entropy, load_pretrained, predict_labels)
+    Classifier, Predictor, _class_probabilities, accuracy, cross_entropy, evaluate_classifier, load_pretrained, predict_labels)
 from rvnnbook.tasks.pair import PairClassifier
 from rvnnbook.tasks.seq2seq import Seq2Seq
 from rvnnbook.tasks.tokens import TokenClassifier
 from tests.pretend_device import PretendDevice
 from tests.test_encoders import GIVEN_TREES, NAMES, every, make
+from tests.training import EXAMPLES, TEST, make_model
 
 FINDS_TREES = {"rvnn", "tree_lstm", "crvnn", "gumbel_tree", "bt_grc", "bt_grc_os", "ebt_grc", "bbt_grc", "rir_grc", "ordered_memory",
                "rir_ebt_grc"}
@@ -347,3 +348,11 @@ def test_drawings_need_a_step_for_each_token(draw):
     with pytest.raises(ValueError, match=r"^there is no tree; use predict\(..., return_trees=True\)$"):
         draw(None, ["7", "8"])
     assert draw([1, 0, 0], ["7", "8"]) == draw([1, 0], ["7", "8"])
+
+
+def test_evaluation_weighs_sentences_not_batches():
+    model = make_model()
+    batches, (box,) = list(BucketLoader(EXAMPLES[:30], 7, collate_listops)), TEST
+    found, at_once = evaluate_classifier(model, batches), evaluate_classifier(model, [box])
+    assert found["accuracy"] == at_once["accuracy"] == accuracy(model, [box])
+    assert found["nll"] == pytest.approx(at_once["nll"], rel=1e-6)

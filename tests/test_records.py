@@ -541,9 +541,9 @@ from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.records import append, code_hashes, make_trace, new_record
 from rvnnbook.lab.run import run_folder
-from rvnnbook.lab.train import evaluate_classifier, train
+from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier
+from rvnnbook.tasks.classify import Classifier, evaluate_classifier
 began, examples = code_hashes(), list(unique_draws(60, seed=0))
 torch.manual_seed(run.seed)
 model = Classifier(create_encoder("rvnn", dim=run.dim), vocabulary=len(VOCABULARY), classes=10)

@@ -13,17 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_model
+from torch import nn
 
 import rvnnbook
 from rvnnbook.data import text
 from rvnnbook.data.batches import BucketLoader, Vocabulary
 from rvnnbook.data.listops import collate_listops, make_split
 from rvnnbook.lab.records import read_records
-from rvnnbook.lab.train import evaluate_classifier
 from rvnnbook.registry import (
-    ENCODERS, create_encoder, describe_encoder, encoder_options, list_encoders, list_pretrained, read_weights)
+    ENCODERS, create_encoder, describe_encoder, encoder_options, export_weights, list_encoders, list_pretrained, read_weights)
 from rvnnbook.renamed import RENAMED, RENAMED_OPTIONS
-from rvnnbook.tasks.classify import load_pretrained
+from rvnnbook.tasks.classify import evaluate_classifier, load_pretrained
+from tests.training import make_model
 
 PACKAGE = Path(__file__).parents[1] / "rvnnbook"
 FLOORS = {"renamed": 0, "core": 1, "data": 1, "layers": 2, "reference": 3, "encoders": 3, "own": 3, "registry": 4, "tasks": 4, "lab": 5, "show": 5, "cli": 6,
@@ -399,3 +402,18 @@ def test_weights_are_those_of_the_recorded_run(path):
     found = evaluate_classifier(load_pretrained(name, task), BucketLoader(sample, 20, put))["accuracy"]
     spread = (claimed["accuracy"] * (1 - claimed["accuracy"]) / len(sample)) ** 0.5
     assert abs(found - claimed["accuracy"]) <= 4 * spread + 2 / len(sample)
+
+
+def test_exported_weights(tmp_path):
+    model, path = make_model(), tmp_path / "weights.safetensors"
+    export_weights(model, path, {"experiment": "listops", "steps": 25})
+    fresh = make_model(seed=3)
+    load_model(fresh, path)
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"experiment": "listops", "steps": "25"}
+    for tensor, other in zip(model.parameters(), fresh.parameters()):
+        assert other.dtype == torch.float32 and torch.equal(tensor.half().float(), other)
+    assert path.stat().st_size < 3 * sum(tensor.numel() for tensor in model.parameters()) + 5000
+    nn.init.constant_(model.embedding.weight, 1e5)
+    with pytest.raises(ValueError, match="embedding.weight has values that are too large for torch.float16"):
+        export_weights(model, path)

@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rvnnbook.lab.run import StatusError, execute, hold, holder, run_experiment, run_path
-from rvnnbook.lab.settings import ParameterError, check_parameters, open_notebook, parameter_lines, parse_value, strict
+from rvnnbook.lab.run import StatusError, hold, holder, run_experiment, run_path
+from rvnnbook.lab.settings import ParameterError, check_parameters, open_notebook, parse_value, strict
+from rvnnbook.registry import describe_encoder
+from rvnnbook.show.pages import execute, parameter_lines
 from tests.faults import make_clone
 from tests.helpers import JUPYTER, without
 from tests.test_train import assert_same_run
@@ -225,6 +227,10 @@ def test_other_commands_refuse_in_one_line(tmp_path):
     assert run("nonsense", cwd=tmp_path).returncode == 2
     names = run("encoders", cwd=tmp_path).stdout.split()
     assert {"rvnn", "tree_lstm", "lstm", "bilstm"} <= set(names) and names == sorted(set(names))
+    described = run("encoders", "tree_lstm", cwd=tmp_path)
+    assert described.returncode == 0 and described.stdout == describe_encoder("tree_lstm") + "\n" and "    dim: int," in described.stdout
+    refused = run("encoders", "tree_lstn", cwd=tmp_path)
+    assert refused.returncode == 2 and "Did you mean 'tree_lstm'?" in refused.stderr and refused.stderr.count("\n") == 1
 
 
 def test_the_official_test_is_installed_from_a_file(tmp_path):
@@ -385,7 +391,7 @@ TRAIN = """if run.what == 'train':
     import os, time
     from tests.training import go
     from rvnnbook.lab.run import run_folder
-    from rvnnbook.lab.train import classification_loss
+    from rvnnbook.tasks.classify import classification_loss
     def loss(model, batch):
         print('step', flush=True)
         time.sleep(float(os.environ.get('SLOW', 0)))
@@ -527,7 +533,7 @@ def test_no_further_cell_begins_after_a_signal(tmp_path, capsys):
         cell["metadata"]["tags"] = ["run"]
     (tmp_path / "small.ipynb").write_text(json.dumps(book))
     with contextlib.chdir(tmp_path), pytest.raises(StatusError, match="SIGTERM: stopped") as error:
-        run_experiment("small.ipynb", {}, page=False)
+        run_experiment("small.ipynb", {})
     assert error.value.status == 75 and "next" not in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

@@ -183,7 +183,7 @@ def test_the_sweeps_of_the_readme_are_accepted(tmp_path, monkeypatch):
     for parameters in (re.search("parameters: .*\n", night)[0], small):
         (tmp_path / "night.yml").write_text(re.sub("parameters: .*\n", lambda _: parameters, night))
         plan = make_plan(tmp_path / "night.yml")
-        assert len(plan.tasks) == 6 and plan.settings["workers"] == 2 and {task.profile for task in plan.tasks} == {"cpu"}
+        assert len(plan.tasks) == 6 and plan.settings["workers"] == 2 and {task.run.profile for task in plan.tasks} == {"cpu"}
         assert all(f"dim: {task.given['dim']}" in parameters for task in plan.tasks)
 
 
@@ -225,12 +225,13 @@ def test_rows_are_the_product_or_refused(grid, listed, zipped):
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()))
 def test_a_value_arrives_as_it_was_asked_for(value):
     plan = type("plan", (), {"experiment": "x", "settings": {"notebook": True, "limit": None}})
-    got = parse_value(command_of(plan, SweepTask("", "", {"name": value}))[-1].removeprefix("name="))
+    got = parse_value(command_of(plan, SweepTask("", "", {"name": value}, None))[-1].removeprefix("name="))
     assert got == value and type(got) is type(value)
 
 
-def test_records_of_this_book_are_recognised():
+def test_records_of_this_book_are_recognised(monkeypatch):
     "What the gate makes of a record's parameters has the identity of the record, for the newest run of each experiment."
+    monkeypatch.chdir(ROOT)
     seen = 0
     for path in sorted((ROOT / "nbs" / "results").glob("*.jsonl")):
         notebook = ROOT / "nbs" / "experiments" / path.name.replace(".jsonl", ".ipynb")
@@ -240,9 +241,9 @@ def test_records_of_this_book_are_recognised():
         record = ([one for one in found if not one.get("revalidated")] or found)[-1]
         known = vars(check_parameters(open_notebook(notebook), {"profile": record["profile"]}))
         given = {name: value for name, value in record["parameters"].items() if name in known}
-        (task,), names = check_tasks(open_notebook(notebook), path.stem, [{**given, "profile": record["profile"], "seed": record["seed"]}])
+        task, = check_tasks(open_notebook(notebook), path.stem, [{**given, "profile": record["profile"], "seed": record["seed"]}])
         assert set(known) - {"profile", "seed", "minutes", "measure_now"} <= set(record["parameters"]), path
-        assert task.key in recorded_runs(path.stem, names, path.parent) or not record["finished"]
+        assert task.key in recorded_runs(path.stem, vars(task.run)) or not record["finished"]
         seen += 1
     assert seen >= 4
 

@@ -14,8 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_model
 from torch import nn
 from torch.testing import assert_close
 
@@ -25,9 +23,8 @@ from rvnnbook.data.batches import BucketLoader  # noqa: E402
 from rvnnbook.data.listops import collate_listops  # noqa: E402
 from rvnnbook.lab.records import git_state, machine  # noqa: E402
 from rvnnbook.lab.train import (  # noqa: E402
-    CheckpointError, TrainingError, classification_loss, copy_of, evaluate_classifier, export_weights,
-    pack_state, read_checkpoint, unpack_state)
-from rvnnbook.tasks.classify import accuracy  # noqa: E402
+    CheckpointError, TrainConfig, TrainingError, copy_of, pack_state, read_checkpoint, train, unpack_state)
+from rvnnbook.tasks.classify import classification_loss, evaluate_classifier  # noqa: E402
 from tests.training import EXAMPLES, TEST, go, go_together, go_until_killed, judge, make_model  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -354,6 +351,19 @@ def test_recipes_that_cannot_be_meant_are_refused(options, complaint):
         go(**options)
 
 
+@pytest.mark.parametrize("bound", [{"steps": 2}, {"epochs": 1}, {"time_budget": 0.0}, {"judge": judge, "steps": 2}])
+def test_a_training_without_a_bound_is_refused(bound):
+    "Without a judge it never stalls, whatever its patience."
+    batches = BucketLoader(EXAMPLES[30:70], 8, collate_listops, seed=1)
+    with pytest.raises(ValueError, match="this training would never end: give steps, epochs, time_budget or judge"):
+        train(make_model(), batches)
+    assert train(make_model(), batches, **bound).step > 0
+
+
+def test_every_setting_of_a_training_has_a_description():
+    assert all(field.description for field in TrainConfig.model_fields.values())
+
+
 # ---- a step
 
 def test_a_loss_or_a_gradient_that_is_no_number_stops_the_run(tmp_path):
@@ -452,30 +462,7 @@ def test_two_processes_come_to_what_one_does(tmp_path):
         go_together(tmp_path / "two")
 
 
-# ---- weights for keeping, and small things
-
-def test_exported_weights(tmp_path):
-    model, path = make_model(), tmp_path / "weights.safetensors"
-    export_weights(model, path, {"experiment": "listops", "steps": 25})
-    fresh = make_model(seed=3)
-    load_model(fresh, path)
-    with safe_open(path, framework="pt") as file:
-        assert file.metadata() == {"experiment": "listops", "steps": "25"}
-    for tensor, other in zip(model.parameters(), fresh.parameters()):
-        assert other.dtype == torch.float32 and torch.equal(tensor.half().float(), other)
-    assert path.stat().st_size < 3 * sum(tensor.numel() for tensor in model.parameters()) + 5000
-    nn.init.constant_(model.embedding.weight, 1e5)
-    with pytest.raises(ValueError, match="embedding.weight has values that are too large for torch.float16"):
-        export_weights(model, path)
-
-
-def test_evaluation_weighs_sentences_not_batches():
-    model = make_model()
-    batches, (box,) = list(BucketLoader(EXAMPLES[:30], 7, collate_listops)), TEST
-    found, at_once = evaluate_classifier(model, batches), evaluate_classifier(model, [box])
-    assert found["accuracy"] == at_once["accuracy"] == accuracy(model, [box])
-    assert found["nll"] == pytest.approx(at_once["nll"], rel=1e-6)
-
+# ---- small things
 
 def test_outside_git_nothing_is_claimed(monkeypatch, tmp_path):
     assert len(git_state()["commit"]) == 40 if (ROOT / ".git").exists() else git_state()["commit"] is None

@@ -11,9 +11,9 @@ import torch
 
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
-from rvnnbook.lab.train import evaluate_classifier, train
+from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier
+from rvnnbook.tasks.classify import Classifier, evaluate_classifier
 
 torch.set_num_threads(1)
 EXAMPLES = [e for e in unique_draws(150, seed=0) if len(e.tokens) <= 30]

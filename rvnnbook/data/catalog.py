@@ -7,7 +7,8 @@ __all__ = ['NETWORK_ERRORS', 'DEFAULT_LIMIT', 'CatalogError', 'File', 'Dataset',
            'checksum', 'install_file', 'byte_range', 'SafeRedirectHandler', 'request_file', 'show_progress',
            'attempt_download', 'download', 'Member', 'check_members', 'LimitedStream', 'archive_members',
            'unpack_archive', 'is_archive', 'candidates', 'recognise', 'fetch', 'is_sound', 'locked', 'get',
-           'recorded_checksum', 'add_unverified', 'add', 'present', 'verify', 'listing', 'how_to_get']
+           'recorded_checksum', 'add_unverified', 'add', 'present', 'verify', 'listing', 'how_to_get', 'install',
+           'verify_installed']
 
 # %% ../../nbs/implementations/catalog.ipynb #4d64d844
 import contextlib
@@ -579,3 +580,34 @@ def how_to_get(
     verb = "get" if found.files and all(file.address for file in found.files) else "add"
     path = "" if verb == "get" else " PATH"
     return f"`rvnnbook data {verb} {name}{path}`: {found.title}; licence: {found.licence}"
+
+# %% ../../nbs/implementations/catalog.ipynb #3e657622
+def install(
+    name: str,                     # of a data set
+    path: Path | None = None,      # a file or a folder to add; None: download
+    unverified: bool = False,      # add files without a known checksum
+) -> str:                          # what is installed
+    "Download a data set, or add its files."
+    dataset = find_dataset(name)
+    try:
+        files = get(dataset) if path is None else add(dataset, path, unverified)
+    except KeyboardInterrupt:
+        if path is not None:
+            raise
+        raise RuntimeError("stopped; what has come is kept, "
+                           "and the same command goes on from there") from None
+    if name == "listops" and len(files) == 1:
+        return f"installed as {files[0]}"
+    here = len(present(dataset))
+    return (f"{name}: {here} of {len(dataset.files) or here} files in "
+            f"{data_folder() / name}. Licence: {dataset.licence}")
+
+
+def verify_installed(
+    name: str | None = None,   # of a data set; all that are installed if not given
+) -> str:                      # a line for each data set
+    "Verify data sets; all faults are reported in one RuntimeError."
+    chosen = [find_dataset(name)] if name else list(filter(present, catalog().values()))
+    if wrong := [line for dataset in chosen for line in verify(dataset)]:
+        raise RuntimeError("\n".join(wrong))
+    return "\n".join(f"{dataset.name}: as it should be" for dataset in chosen) or "nothing is here"

@@ -35,8 +35,8 @@ from .settings import ParameterError, unknown_name
 from .subjects import (
     LITERAL, SUBJECTS, Written, known_entrants, make_entrant, partner, problem, record_products,
     replay_products, spread, take_step, usual_forms)
-from .train import classification_loss, make_optimizer
-from ..tasks.classify import Classifier, load_pretrained
+from ..tasks.classify import Classifier, classification_loss, load_pretrained
+from ..tasks.optimizers import make_optimizer
 
 # %% ../../nbs/workshop/bench.ipynb #3777843e
 def limit_growth(megabytes: int):          # of addresses, beyond those of the process now

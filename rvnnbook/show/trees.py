@@ -6,12 +6,13 @@
 __all__ = ['tree_spans', 'bracket_string', 'tree_layout', 'node_mark', 'elbow', 'tree_marks', 'tree_svg', 'frame_marks',
            'tree_drawing', 'rounds_drawing', 'level_bars', 'soft_round_drawing', 'tree_pair_drawing', 'row_marks',
            'staircase_drawing', 'genealogy_places', 'genealogy_line', 'genealogy_drawing', 'inner_spans', 'SpanF1',
-           'span_f1', 'tree_f1', 'is_gold_tree']
+           'span_f1', 'tree_f1', 'is_gold_tree', 'prediction_lines']
 
 # %% ../../nbs/workshop/trees.ipynb #047fcb03
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import tee
 from typing import NamedTuple
 
 from ..data.listops import composition_steps
@@ -436,3 +437,16 @@ def is_gold_tree(
     "Whether a tree is the one in which every operator takes its arguments from the left."
     tokens = tree.replace("(", "").replace(")", "").split()
     return tree == bracket_string(composition_steps(tokens), tokens)
+
+# %% ../../nbs/workshop/trees.ipynb #5f070ae9
+def prediction_lines(
+    model,                     # a pretrained classifier
+    lines: Iterable[str],      # each a sentence, or fields with tabs, the last a sentence
+    trees: bool = False,       # with the tree that the model finds
+) -> Iterator[str]:            # label, probability and tree of each line, with tabs between them
+    "Predictions for the lines of a file, as lines."
+    texts, read = tee(line.rpartition("\t")[2] for line in lines)
+    for found in model.predict_stream(texts, return_trees=trees):
+        tokens = model.vocabulary.split(next(read))
+        tree = [bracket_string(found.tree, tokens)] if trees else []
+        yield "\t".join([str(found.label), f"{max(found.probabilities):.4f}", *tree])
