@@ -25,9 +25,10 @@ from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.data.listops import Example
 from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_predict, bench_record, by_length, cases, check_bench,
                                 findings, forms_of, fresh, gap, growth, measure, predict_lines, recorded_bench, summarize)
-from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, beam_products, crvnn_products, library_attention, library_beam, library_crvnn,
-                                   literal_attention, literal_beam, literal_crvnn, problem, record_products, replay_products, replayed, spread,
-                                   take_step, tables_kept, usual_forms)
+from rvnnbook.lab.subjects import (SUBJECTS, library_beam, library_crvnn, problem, record_products, replay_products, spread, take_step,
+                                   usual_forms)
+from rvnnbook.literal import (GatedMemory, beam_products, crvnn_products, library_attention, literal_attention, literal_beam, literal_crvnn,
+                              replayed, tables_kept)
 from rvnnbook.registry import create_encoder
 from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
 

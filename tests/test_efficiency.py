@@ -16,7 +16,8 @@ from rvnnbook.lab.bench import (BenchError, bench, bench_record, by_range, check
                                 fresh, pareto_front, recorded_bench, split_metric, train_steps)
 from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.core import length_mask
-from rvnnbook.lab.subjects import LITERAL, known_entrants, library_form, make_entrant
+from rvnnbook.lab.subjects import known_entrants, library_form, make_entrant
+from rvnnbook.literal import LITERAL
 from rvnnbook.registry import list_encoders
 
 EXPERIMENTS = Path(__file__).parents[1] / "nbs" / "experiments"

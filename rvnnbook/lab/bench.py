@@ -33,9 +33,10 @@ from rvnnbook.lab.records import (
 from .run import StatusError, call_fresh
 from .settings import ParameterError, unknown_name
 from .subjects import (
-    LITERAL, SUBJECTS, Written, known_entrants, make_entrant, partner, problem, record_products,
-    replay_products, spread, take_step, usual_forms)
+    SUBJECTS, known_entrants, make_entrant, partner, problem, record_products, replay_products,
+    spread, take_step, usual_forms)
 from .train import classification_loss, make_optimizer
+from ..literal import LITERAL, LiteralEncoder
 from ..tasks.classify import Classifier, load_pretrained
 
 # %% ../../nbs/workshop/bench.ipynb #3777843e
@@ -399,7 +400,7 @@ def predict_speed(
     torch.set_num_threads(threads)
     model, right = load_pretrained(name, "listops").to(device), 0
     if literal:
-        model.encoder = Written(model.encoder, LITERAL[name][0], model.encoder.dim)
+        model.encoder = LiteralEncoder(model.encoder, LITERAL[name][0])
         expressions = sorted(expressions, key=lambda text: len(text.split()))
     model.predict(draw_range(20, 100, 4) + ["7"])          # compiles; not measured
     values = [evaluate(tuple(text.split())) for text in expressions]
