@@ -6,9 +6,9 @@
 __all__ = ['LITERAL', 'literal_attention', 'library_attention', 'same_noise', 'crvnn_literal', 'make_crvnn', 'literal_crvnn',
            'next_states', 'literal_steps', 'literal_search', 'literal_beam', 'beam_step', 'one_step', 'LiteralBeamTree',
            'literal_chunks', 'literal_nested', 'literal_rir', 'literal_one_soft', 'literal_gumbel', 'literal_memory',
-           'LiteralEncoder', 'windows', 'geometric_window', 'tables_kept', 'AttentionLayer', 'attend_by_form',
-           'GatedMemory', 'scanned', 'self_iru_literal', 'TreeOfGates', 'iru_loop', 'iru_steps', 'matrix_products',
-           'crvnn_products', 'crvnn_rounds', 'replayed', 'beam_products']
+           'LiteralEncoder', 'literal_encoder', 'windows', 'geometric_window', 'tables_kept', 'AttentionLayer',
+           'attend_by_form', 'GatedMemory', 'scanned', 'self_iru_literal', 'TreeOfGates', 'iru_loop', 'iru_steps',
+           'matrix_products', 'crvnn_products', 'crvnn_rounds', 'replayed', 'beam_products']
 
 # %% ../nbs/implementations/literal.ipynb #117e0004
 from collections.abc import Callable, Sequence
@@ -216,7 +216,8 @@ def literal_rir(encoder: RIRBeam, x: Tensor, mask: Tensor) -> tuple:       # roo
 def literal_one_soft(encoder: BeamTree, x: Tensor, mask: Tensor) -> tuple:     # root, 0, None
     "OneSoft that composes every pair of every hypothesis in every step (rir section 2)."
     leaves = encoder.leaf_norm(encoder.leaf(x))
-    roots, scores, _ = LiteralBeamTree.search_trees(encoder, leaves, mask, same_noise(x))
+    step = one_step(encoder, same_noise(x))
+    roots, scores, _ = search_states(leaves, mask.sum(1), encoder.beam, step)
     return (scores.softmax(-1)[..., None] * roots).sum(1), 0.0, None
 
 # %% ../nbs/implementations/literal.ipynb #a7c10e22
@@ -226,7 +227,8 @@ def literal_gumbel(encoder: GreedyTree, x: Tensor, mask: Tensor) -> tuple:     #
     noise = tree_noise(mask, same_noise(x)) if encoder.training else None
     for t in range(int(pairs.max())):
         left, right = nodes[:, :-1], nodes[:, 1:]
-        scores, parents = encoder.weigh(left, right, encoder.grc(left, right))
+        parents = encoder.grc(left, right)
+        scores, _ = encoder.weigh(left, right, parents)
         scores = scores if noise is None else scores + noise[t, :, :scores.shape[1]]
         there = torch.arange(scores.shape[1], device=x.device) < pairs - t
         scores = scores.masked_fill((pairs > t) & ~there, -torch.inf)
@@ -268,6 +270,11 @@ LITERAL = {                            # name -> form, and what makes its encode
     "gumbel_tree": (literal_gumbel, partial(GreedyTree, choice="gumbel")),
     "bt_grc_os": (literal_one_soft, partial(BeamTree, soft=True)),
     "ordered_memory": (literal_memory, OrderedMemory)}
+
+def literal_encoder(name: str, dim: int) -> LiteralEncoder:            # one of LITERAL; D
+    "A literal encoder with fresh weights."
+    form, make = LITERAL[name]
+    return LiteralEncoder(make(dim), form)
 
 # %% ../nbs/implementations/literal.ipynb #e4cc532d
 @lru_cache(maxsize=16)
@@ -418,12 +425,14 @@ def matrix_products(steps: Sequence[tuple[nn.Linear, int, int]]) -> Callable:  #
                 grad.addmm_(dy.T, x)
     return work
 
-def crvnn_products(encoder: CRvNN, lengths: Sequence[int], counts: Sequence[int]) -> Callable:  # T
+def crvnn_products(
+    encoder, lengths: Sequence[int], counts: Sequence[int],    # a CRvNN; n; T, rounds
+) -> Callable:                         # what computes them
     "The products of cell and scorer, forward and backward, for the rounds of every sentence."
     rows = [sum((n - 1) * (taken < most) for n, most in zip(lengths, counts))
             for taken in range(max(counts))]
     weight, _ = encoder.transition.fold(encoder.scorer[0])             # as in every round
-    first = nn.Linear(*weight.shape[::-1], device=weight.device)
+    first = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device)
     layers = encoder.grc.w1, encoder.grc.w2, first, encoder.scorer[1]
     return matrix_products([(layer, m, 3) for m in rows for layer in layers])
 
@@ -445,7 +454,9 @@ def replayed(encoder: EfficientBeam, x: Tensor, mask: Tensor) -> list[int]:    #
     return counts
 
 # %% ../nbs/implementations/literal.ipynb #222f02dc
-def beam_products(encoder: EfficientBeam, lengths: Sequence[int], counts: Sequence) -> Callable:
+def beam_products(
+    encoder: EfficientBeam, lengths: Sequence[int], counts: Sequence[int],     # n; M
+) -> Callable:                         # what computes them
     "The products of the cell: forward in the search, both ways for the M nodes of the replay."
     searched = [encoder.beam * sum(n > step for n in lengths) for step in range(1, max(lengths))]
     layers = encoder.grc.w1, encoder.grc.w2

@@ -108,7 +108,12 @@ RENAMED |= {
         "compose_rounds": "layers.given_trees.compose_by_height"},
     "encoders.transformer": {"Fetch": "SelfAttention", "WorkIn": "FeedForward",
         "attend": "multi_head_attention", "turn_every_second": "flip_odd_heads"},
-    "lab.subjects": {"Written": "literal.LiteralEncoder"} | {name: f"literal.{name}" for name in (
+    "lab.bench": {"bench_predict": "bench"} | {name: f"show.costs.{name}" for name in (
+        "agreement", "bench_lines", "by_length", "by_range", "cases", "efficiency_lines",
+        "findings", "forms_of", "growth", "pareto_front", "predict_lines", "ratio",
+        "recorded_bench", "shown", "split_metric")},
+    "lab.subjects": {"Written": "literal.LiteralEncoder", "library_beam": "library_form",
+                     "library_crvnn": "library_form"} | {name: f"literal.{name}" for name in (
         "LiteralBeamTree", "attend_by_form", "beam_step", "crvnn_literal", "geometric_window",
         "iru_loop", "iru_steps", "literal_chunks", "literal_gumbel", "literal_memory",
         "literal_nested", "literal_one_soft", "literal_rir", "literal_search", "literal_steps",
