@@ -10,6 +10,7 @@ FLOORS = [  # heading, what it says, first words of the module names on it
     ("Layers", "Pure functions and small modules that encoders share.", ("layers",)),
     ("Reference models", "The models of the chapters, for one sentence, as the papers' equations.", ("reference",)),
     ("Encoders", "The same architectures for batches: fast, masked, checked against the reference.", ("encoders",)),
+    ("Literal forms", "Models for batches, step by step as published, with which tests and benchmarks compare the encoders.", ("literal",)),
     ("Models", "The table of encoders, and heads that turn an encoder into a model for a task.", ("registry", "renamed", "tasks")),
     ("Experiments and figures", "Training, records, sweeps, benchmarks; tree drawings, plots, interactive figures.", ("lab", "show")),
     ("Command line", "The `rvnnbook` command.", ("cli",)),

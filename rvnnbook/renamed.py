@@ -65,7 +65,7 @@ RENAMED |= {
 RENAMED |= {
     "encoders.balanced": {"RULES": "layers.chunks.CHUNK_RULES"},
     "encoders.beam_tree": {"expand": "layers.tree_search.propose_pairs",
-        "one_step": "lab.subjects.one_step",
+        "one_step": "literal.one_step",
         "search": "layers.tree_search.search_states",
         "tell": "layers.tree_search.build_beam_trace"},
     "layers.compiled_beam": {"WORTH_IT": "COMPILE_MIN_LENGTH", "best": "top_places",
@@ -112,6 +112,17 @@ RENAMED |= {
         "compose_rounds": "layers.given_trees.compose_by_height"},
     "encoders.transformer": {"Fetch": "SelfAttention", "WorkIn": "FeedForward",
         "attend": "multi_head_attention", "turn_every_second": "flip_odd_heads"},
+    "lab.bench": {"bench_predict": "bench"} | {name: f"show.costs.{name}" for name in (
+        "agreement", "bench_lines", "by_length", "by_range", "cases", "efficiency_lines",
+        "findings", "forms_of", "growth", "pareto_front", "predict_lines", "ratio",
+        "recorded_bench", "shown", "split_metric")},
+    "lab.subjects": {"Written": "literal.LiteralEncoder", "library_beam": "library_form",
+                     "library_crvnn": "library_form"} | {name: f"literal.{name}" for name in (
+        "LiteralBeamTree", "attend_by_form", "beam_step", "crvnn_literal", "geometric_window",
+        "iru_loop", "iru_steps", "literal_chunks", "literal_gumbel", "literal_memory",
+        "literal_nested", "literal_one_soft", "literal_rir", "literal_search", "literal_steps",
+        "matrix_products", "next_states", "one_step", "self_iru_literal", "tables_kept",
+        "windows")},
 }
 
 # %% ../nbs/workshop/renamed.ipynb #b7a10c11

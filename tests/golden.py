@@ -24,7 +24,7 @@ from rvnnbook.encoders.recurrent_grc import RecurrentGRC
 from rvnnbook.encoders.s4d_stack import S4DStack
 from rvnnbook.encoders.rir import RIR
 from rvnnbook.encoders.rir_beam import RIRBeam, _cut_level, nested_search
-from rvnnbook.lab.subjects import beam_step, crvnn_literal
+from rvnnbook.literal import beam_step, crvnn_literal
 from rvnnbook.layers.attention import geometric_attention
 from rvnnbook.layers.cells import ACTIVATIONS
 from rvnnbook.layers.neighbors import neighbor_weights

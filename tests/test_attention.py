@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from rvnnbook.lab.subjects import geometric_window, windows
+from rvnnbook.literal import geometric_window, windows
 from rvnnbook.layers.attention import NearestMatch, geometric_attention, geometric_literal, _outward_order, seen_keys, _sums_before
 from rvnnbook.layers.neighbors import neighbor_weights
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, tree_from_steps
 from rvnnbook.encoders.beam_tree import BeamTree
-from rvnnbook.lab.subjects import LiteralBeamTree, beam_step, one_step
+from rvnnbook.literal import LiteralBeamTree, beam_step, one_step
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.topk import choice_matrix, one_soft
 from rvnnbook.layers.tree_search import follow_back, merge_pairs, propose_pairs, prune_beam, search_states, steps_from_merges

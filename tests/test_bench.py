@@ -23,15 +23,16 @@ from rvnnbook.layers import compiled_beam
 from rvnnbook.lab import bench as module, subjects
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.data.listops import Example
-from rvnnbook.lab.bench import (BenchError, agreement, apart, bench, bench_lines, bench_predict, bench_record, by_length, cases, check_bench,
-                                findings, forms_of, fresh, gap, growth, measure, predict_lines, recorded_bench, summarize)
-from rvnnbook.lab.subjects import (SUBJECTS, GatedMemory, beam_products, crvnn_products, library_attention, library_beam, library_crvnn,
-                                   literal_attention, literal_beam, literal_crvnn, problem, record_products, replay_products, replayed, spread,
-                                   take_step, tables_kept, usual_forms)
+from rvnnbook.lab.bench import BenchError, apart, bench, bench_record, check_bench, fresh, gap, measure, summarize
+from rvnnbook.lab.subjects import SUBJECTS, problem, record_products, replay_products, spread, take_step, usual_forms
+from rvnnbook.literal import (GatedMemory, beam_products, crvnn_products, library_attention, literal_attention, literal_beam, literal_crvnn,
+                              replayed, tables_kept)
 from rvnnbook.registry import create_encoder
+from rvnnbook.show.costs import (agreement, bench_lines, by_length, cases, findings, forms_of, growth, predict_lines, recorded_bench)
 from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
+library_crvnn, library_beam = CRVNN.library, BEAM.library
 FORMS = tuple(CRVNN.forms)
 EXPERIMENTS = Path(__file__).parents[1] / "nbs" / "experiments"
 TINY = dict(subject="crvnn", batch=1, dim=8)
@@ -84,7 +85,7 @@ def test_the_command(clone):
 
 def test_forms_take_turns_and_medians_are_those_of_what_was_measured():
     tasks, found = [], []
-    def one(task, limit):
+    def one(function, task, limit):
         tasks.append(task)
         found.append(measure(**task))
         return found[-1]
@@ -276,7 +277,7 @@ def test_the_beam_is_measured(clone, monkeypatch, capsys):
     "Eight forms, a ragged batch; all in this process, but for one at the end."
     monkeypatch.chdir(clone)
     tasks = []
-    def one(task, limit):
+    def one(function, task, limit):
         tasks.append(task)
         return measure(**task)
     bench("beam_tree", asked(profile="cpu", lengths="12", batches="3", ragged=True), one)
@@ -457,7 +458,7 @@ def test_the_beams_products_are_those_of_its_cell(ragged):
 
 def test_a_form_that_fails_is_not_measured_again():
     forms = []
-    def one(task, limit):
+    def one(function, task, limit):
         forms.append(task["form"])
         return {"failed": {"out_of_memory": 1}} if task["form"] == "library" else measure(**task)
     metrics = bench("beam_tree", asked(lengths="12", batches="2", repeats=2, forms="literal; library; products"), one)
@@ -508,18 +509,18 @@ def test_predictions_are_measured_in_turn_and_recorded(clone, monkeypatch):
     monkeypatch.chdir(clone)
     monkeypatch.setattr(module, "official_test", lambda: [Example(1, ("[MAX", "1", "]"))] * 40)
     taken = []
-    def one(task, limit):
+    def one(function, task, limit):
         assert set(task["expressions"]) == {"[MAX 1 ]"} and limit == 60.0
         taken.append((len(task["expressions"]), task["batch_tokens"], *[True] * task.get("literal", False)))
         return {"seconds": 1.0 + len(taken), "count": len(task["expressions"]), "memory_mb": 5.0, "accuracy": 1.0}
     run = SimpleNamespace(profile="cpu", encoder="crvnn", counts="10 40", literal=10, batch_tokens=64, threads=1, repeats=2, device="cpu", limit=60.0)
-    metrics = bench_predict(run, one)
-    assert taken == [(10, 0), (10, 64), (10, 0, True), (40, 0), (40, 64)] * 2
-    assert metrics["40 expressions, in batches"]["seconds"] == 8.5 and metrics["10 expressions, one by one"]["fastest_s"] == 2.0
-    assert predict_lines(metrics)[-1] == ["40 expressions", "in batches", "8.5", "4.71", "5"]
+    metrics = bench("predict", run, one)
+    assert taken == [(10, 0), (10, 64), (10, 0, True)] * 2 + [(40, 0), (40, 64)] * 2
+    assert metrics["40 expressions, in batches"]["seconds"] == 10 and metrics["10 expressions, one by one"]["fastest_s"] == 2.0
+    assert predict_lines(metrics)[-1] == ["40 expressions", "in batches", "10", "4", "5"]
     kept, (said,) = recorded_bench("predict")
     assert kept == metrics and not said.startswith("Width") and check_results(Path("nbs/results"), "bench_predict") == []
-    failed = bench_predict(SimpleNamespace(**vars(run) | {"profile": "smoke"}), lambda task, limit: {"failed": {"over_limit_s": limit}})
+    failed = bench("predict", SimpleNamespace(**vars(run) | {"profile": "smoke"}), lambda function, task, limit: {"failed": {"over_limit_s": limit}})
     assert predict_lines(failed)[1] == ["10 expressions", "one by one", "–", "–", "–"]
     assert len(read_records("bench_predict")) == 1                                             # a smoke run leaves none
 
@@ -695,7 +696,7 @@ def test_an_unknown_form_is_not_measured_as_another():
 
 @pytest.mark.parametrize("error", [BenchError("broken"), KeyboardInterrupt()])
 def test_what_was_measured_is_told_before_something_breaks(error, clone, monkeypatch, capsys):
-    def breaks(task, limit):
+    def breaks(function, task, limit):
         if task["form"] == "products":
             raise error
         return measure(**task)
@@ -708,7 +709,7 @@ def test_what_was_measured_is_told_before_something_breaks(error, clone, monkeyp
 
 
 def test_a_gap_that_is_no_number_is_not_recorded(clone, monkeypatch):
-    def wrong(task, limit):
+    def wrong(function, task, limit):
         found = measure(**task)
         return found | {"root": [[math.nan] * 8]} if task["form"] == "library" else found
     monkeypatch.chdir(clone)

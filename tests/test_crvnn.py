@@ -27,7 +27,7 @@ from rvnnbook.encoders.crvnn import (
     _plain_sigmoid,
     modulated_sigmoid_exp,
 )
-from rvnnbook.lab.subjects import crvnn_literal
+from rvnnbook.literal import crvnn_literal
 from rvnnbook.layers.cells import ACTIVATIONS, GRC
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.masking import add_boundary_tokens, reverse_tokens

@@ -17,7 +17,7 @@ from rvnnbook.layers import tree_search
 from rvnnbook.layers.compiled_beam import COMPILE_MIN_LENGTH, choose_search
 from rvnnbook.encoders.distinct_beam import beam_states, beam_use, _common_steps, count_distinct, find_duplicates
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.lab.subjects import literal_search, next_states
+from rvnnbook.literal import literal_search, next_states
 from rvnnbook.layers.tree_search import (
     arena_search, choose_proposals, encode_with_search, hash_pair, leaf_keys, mark_repeated, noise_ahead, search_and_replay, states_after,
     survivors)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from rvnnbook.cli import main
 from rvnnbook.data.listops import evaluate
 from rvnnbook.lab import bench as module
-from rvnnbook.lab.bench import (BenchError, bench, bench_record, by_range, check_bench, draw_range, efficiency_lines,
-                                fresh, pareto_front, recorded_bench, split_metric, train_steps)
+from rvnnbook.lab.bench import BenchError, bench, bench_record, check_bench, draw_range, fresh, train_steps
 from rvnnbook.lab.records import code_hashes, read_records
 from rvnnbook.core import length_mask
-from rvnnbook.lab.subjects import LITERAL, known_entrants, library_form, make_entrant
+from rvnnbook.lab.subjects import known_entrants, library_form, make_entrant
+from rvnnbook.literal import LITERAL
 from rvnnbook.registry import list_encoders
+from rvnnbook.show import costs as shown
+from rvnnbook.show.costs import by_range, efficiency_lines, pareto_front, recorded_bench, split_metric
 
 EXPERIMENTS = Path(__file__).parents[1] / "nbs" / "experiments"
 
@@ -100,7 +102,7 @@ def test_in_a_process_of_its_own():
 
 def test_who_had_no_memory_is_spared():
     tasks = []
-    def one(task, limit):
+    def one(function, task, limit):
         assert limit is None and task["limit"] == 60, "a process may take its time: `train_steps` has the limit"
         tasks.append((task["name"], len(task["expressions"][0].split())))
         return {"failed": {"out_of_memory": 1}} if task["name"] == "crvnn" else {"seconds": 1.0, "memory_mb": 0.0, "count": 1}
@@ -126,7 +128,7 @@ def test_settings(capsys):
 
 def test_kept_also_when_interrupted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "results_folder", lambda profile: tmp_path)
-    def broken(task, limit):
+    def broken(function, task, limit):
         if task["name"] == "lstm":
             raise KeyboardInterrupt
         return train_steps(**task)
@@ -142,7 +144,7 @@ def test_later_records_replace_lines(monkeypatch):
         metrics = {f"4 to 6 tokens, {name}": {"seconds": seconds, "memory_mb": 1.0, "count": 1}}
         return bench_record("efficiency", asked(profile="cpu", encoders=name), metrics, code_hashes(), datetime.now(timezone.utc))
     kept = [record("lstm", 1.0), record("bilstm", 2.0), record("lstm", 3.0)]
-    monkeypatch.setattr(module, "read_records", lambda name: kept)
+    monkeypatch.setattr(shown, "read_records", lambda name: kept)
     metrics, about = recorded_bench("efficiency")
     assert by_range(metrics, "lstm", "seconds") == {(4, 6): 3.0} and by_range(metrics, "bilstm", "seconds") == {(4, 6): 2.0}
     assert len(about) == 1 and "Width 8" in about[0]

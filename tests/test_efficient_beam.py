@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from rvnnbook.core import length_mask, tree_from_steps
 from rvnnbook.layers.compiled_beam import compiled_search
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
-from rvnnbook.lab.subjects import literal_search
+from rvnnbook.literal import literal_search
 from rvnnbook.layers.given_trees import compose_by_height
 from rvnnbook.layers.tree_search import (
     active_counts, arena_search, choose_proposals, _final_trees, hash_pair, initial_scores, label_nodes, LineageScores, _merge_rows, _pack_rows, plan_replay, replay, Search,

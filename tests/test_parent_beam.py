@@ -24,7 +24,7 @@ from rvnnbook.layers.parent_beam import (
     _place_step,
     merge_places,
 )
-from rvnnbook.lab.subjects import LiteralBeamTree, one_step
+from rvnnbook.literal import LiteralBeamTree, one_step
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.topk import EPSILON
 from rvnnbook.layers.tree_search import find_pairs, plan_replay, search_states

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from rvnnbook.encoders.beam_tree import BeamTree as Encoder
-from rvnnbook.lab.subjects import LiteralBeamTree
+from rvnnbook.literal import LiteralBeamTree
 from rvnnbook.layers.tree_search import steps_from_merges
 from rvnnbook.reference import beam_tree
 from rvnnbook.reference.beam_tree import BeamTree, Hypothesis, Proposal, merge, soft_merge

@@ -11,7 +11,7 @@ from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.efficient_beam import EfficientBeam
 from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, _cut_level, nested_search, _shared_arena, string_it)
-from rvnnbook.lab.subjects import literal_nested
+from rvnnbook.literal import literal_nested
 from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.tree_search import encode_with_search, find_pairs, score_rows, search_and_replay

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, length_mask, padding_gap
 from rvnnbook.encoders.self_iru import (BASES, IRU, LinearBase, LSTMBase, PositionwiseIRU, SelfIRU, _by_level, depth_gates,
                                         _level_gates, _self_iru_scans)
-from rvnnbook.lab.subjects import self_iru_literal
+from rvnnbook.literal import self_iru_literal
 from rvnnbook.registry import create_encoder
 
 many = settings(deadline=None, max_examples=25)
