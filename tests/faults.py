@@ -38,7 +38,8 @@ from rvnnbook.lab.run import run_folder
 from rvnnbook.lab.records import append, code_hashes, end_to_end, make_trace, new_record
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier, classification_loss, evaluate_classifier
+from rvnnbook.optimization import classification_loss, evaluate_classifier
+from rvnnbook.tasks.classify import Classifier
 
 modules = code_hashes()
 torch.manual_seed(run.seed)

@@ -45,7 +45,8 @@ from rvnnbook.data.images import (
     unpacked,
 )
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier, classification_loss, evaluate_classifier
+from rvnnbook.optimization import classification_loss, evaluate_classifier
+from rvnnbook.tasks.classify import Classifier
 from tests.helpers import published
 
 few = settings(max_examples=40, deadline=None)

@@ -16,10 +16,11 @@ from rvnnbook.cli import main
 from rvnnbook.core import simple_tree
 from rvnnbook.data.batches import BucketLoader, Vocabulary, read_sentence, token_batches
 from rvnnbook.data.listops import VOCABULARY, bracketed, collate_listops, make_split, tokenize, write_listops
+from rvnnbook.optimization import evaluate_classifier
 from rvnnbook.registry import create_encoder
 from rvnnbook.show.trees import bracket_string, tree_drawing, tree_spans
 from rvnnbook.tasks.classify import (
-    Classifier, Predictor, _class_probabilities, accuracy, cross_entropy, evaluate_classifier, load_pretrained, predict_labels)
+    Classifier, Predictor, _class_probabilities, accuracy, cross_entropy, load_pretrained, predict_labels)
 from rvnnbook.tasks.pair import PairClassifier
 from rvnnbook.tasks.seq2seq import Seq2Seq
 from rvnnbook.tasks.tokens import TokenClassifier

@@ -543,7 +543,8 @@ from rvnnbook.lab.records import append, code_hashes, make_trace, new_record
 from rvnnbook.lab.run import run_folder
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier, evaluate_classifier
+from rvnnbook.optimization import evaluate_classifier
+from rvnnbook.tasks.classify import Classifier
 began, examples = code_hashes(), list(unique_draws(60, seed=0))
 torch.manual_seed(run.seed)
 model = Classifier(create_encoder("rvnn", dim=run.dim), vocabulary=len(VOCABULARY), classes=10)

@@ -391,7 +391,7 @@ TRAIN = """if run.what == 'train':
     import os, time
     from tests.training import go
     from rvnnbook.lab.run import run_folder
-    from rvnnbook.tasks.classify import classification_loss
+    from rvnnbook.optimization import classification_loss
     def loss(model, batch):
         print('step', flush=True)
         time.sleep(float(os.environ.get('SLOW', 0)))

@@ -24,7 +24,7 @@ from rvnnbook.data.listops import collate_listops  # noqa: E402
 from rvnnbook.lab.records import git_state, machine  # noqa: E402
 from rvnnbook.lab.train import (  # noqa: E402
     CheckpointError, TrainConfig, TrainingError, copy_of, pack_state, read_checkpoint, train, unpack_state)
-from rvnnbook.tasks.classify import classification_loss, evaluate_classifier  # noqa: E402
+from rvnnbook.optimization import classification_loss, evaluate_classifier  # noqa: E402
 from tests.training import EXAMPLES, TEST, go, go_together, go_until_killed, judge, make_model  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,8 @@ from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
-from rvnnbook.tasks.classify import Classifier, evaluate_classifier
+from rvnnbook.optimization import evaluate_classifier
+from rvnnbook.tasks.classify import Classifier
 
 torch.set_num_threads(1)
 EXAMPLES = [e for e in unique_draws(150, seed=0) if len(e.tokens) <= 30]

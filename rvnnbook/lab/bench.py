@@ -33,8 +33,9 @@ from .subjects import (
     SUBJECTS, known_entrants, make_entrant, partner, problem, record_products, replay_products,
     spread, take_step, usual_forms)
 from ..literal import LITERAL, LiteralEncoder
-from ..tasks.classify import Classifier, classification_loss, load_pretrained
-from ..tasks.optimizers import make_optimizer
+from ..optimization import classification_loss
+from ..tasks.classify import Classifier, load_pretrained
+from ..optimization import make_optimizer
 
 # %% ../../nbs/workshop/bench.ipynb #3777843e
 def timed(

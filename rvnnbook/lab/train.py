@@ -28,8 +28,8 @@ from ..data.batches import BucketLoader, shard_batch, to_device
 from .records import current_names, git_state, machine, now_in_utc
 from .run import handle_signals
 from .settings import check_model
-from ..tasks.classify import classification_loss
-from ..tasks.optimizers import OPTIMIZERS, make_optimizer
+from ..optimization import classification_loss
+from ..optimization import OPTIMIZERS, make_optimizer
 
 # %% ../../nbs/workshop/train.ipynb #d032d44b
 BETTER = {"accuracy": "max", "nll": "min"}

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['ClassifierOutput', 'Prediction', 'Predictor', 'Classifier', 'cross_entropy', 'predict_labels', 'accuracy',
-           'load_pretrained', 'classification_loss', 'evaluate_classifier', 'fit_scorer']
+           'load_pretrained']
 
 # %% ../../nbs/implementations/heads.ipynb #6f8277a9
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, repeat, zip_longest
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from rvnnbook.core import (
     Encoder, EncoderOutput, TokenEmbedding, check_choice, check_counts, check_ids, encoder_width,
     pad_batch)
-from ..data.batches import Vocabulary, read_sentence, to_device, token_batches
-from ..data.listops import VOCABULARY, collate_listops, make_split, parse_expression
+from ..data.batches import Vocabulary, read_sentence, token_batches
+from ..data.listops import VOCABULARY, parse_expression
 from ..data.text import UNKNOWN, lower_words
 from ..registry import create_encoder, read_weights
 
@@ -271,54 +271,3 @@ def load_pretrained(
                        **{**json.loads(about["classifier"]), "vocabulary": vocabulary})
     model.load_state_dict(tensors)
     return model.eval()
-
-# %% ../../nbs/implementations/heads.ipynb #eb1206c2
-def classification_loss(
-    model: Classifier,         # in training mode
-    batch,                     # of ids, mask, trees and labels
-) -> Tensor:                   # scalar, nats
-    "Mean negative log-likelihood of the labels, plus the loss of the encoder."
-    out = model(batch.ids, batch.mask, trees=batch.trees)
-    return cross_entropy(out.logits, batch.labels) + out.loss
-
-@torch.no_grad()
-def evaluate_classifier(
-    model: Classifier,         # put into eval mode
-    batches: Iterable,         # of ids, mask, trees and labels
-) -> dict[str, float]:         # accuracy, in [0, 1]; nll, in nats
-    "Accuracy and negative log-likelihood, both as means over all examples."
-    model.eval()
-    device, right, nats = next(model.parameters()).device, [], []
-    for batch in batches:
-        batch = to_device(batch, device)
-        scores = model(batch.ids, batch.mask, trees=batch.trees).logits
-        right.append(predict_labels(scores) == batch.labels)
-        nats.append(cross_entropy(scores, batch.labels).double() * len(batch.labels))
-    hits = torch.cat(right)
-    return {"accuracy": float(hits.double().mean()), "nll": float(sum(nats) / len(hits))}
-
-
-# %% ../../nbs/implementations/heads.ipynb #8906daac
-def fit_scorer(
-    make: Callable,            # make(): an encoder with the modules of EBT-GRC
-    steps: int,                # of Adam, with 12 expressions each
-    measure: Callable,         # measure(model): a number
-    every: int = 10,           # steps between measurements
-    seed: int = 0,             # of the new scorer, the batches and the noise
-    examples: int = 400,       # expressions of five to nine tokens to train on
-) -> list[float]:              # what was measured, first before training
-    "Train the new scorer of an encoder on values; leaf map, cell and head are those of EBT-GRC."
-    torch.manual_seed(seed)
-    model, encoder = load_pretrained("ebt_grc", "listops"), make()
-    new = {name: w for name, w in encoder.state_dict().items() if name.startswith("scorer.")}
-    encoder.load_state_dict(model.encoder.state_dict() | new)
-    model.encoder, curve, training = encoder, [], make_split(examples, seed=3, length=(5, 9))
-    optimizer = torch.optim.Adam(encoder.scorer.parameters(), lr=1e-2)
-    for step in range(steps + 1):
-        if step % every == 0:
-            curve.append(measure(model))
-        batch = collate_listops([training[i] for i in torch.randint(examples, (12,))])
-        optimizer.zero_grad()
-        cross_entropy(model.train()(batch.ids, batch.mask).logits, batch.labels).backward()
-        optimizer.step()
-    return curve
