@@ -114,7 +114,7 @@ def number_text(value, spread: float | None = None, sign: bool = False) -> str: 
     return text.replace("-", "−") + (f" ± {spread:.2f}" if spread is not None else "")
 
 # %% ../../nbs/workshop/tables.ipynb #b7a10c31
-def paper_note(table: PaperTable) -> str:
+def paper_note(table: PaperTable) -> str:      # of a paper
     "Where the numbers of a paper's table come from, in sentences."
     how = f"{table.statistic} of {table.runs} runs" if table.statistic else "single numbers"
     return (f"Paper: {table.paper['title']} ({table.paper['where']}), {table.location}; {how}. "
@@ -240,7 +240,7 @@ def load(
     return frame if where is None else _held(frame, where)
 
 def query_records(
-    records: Sequence[dict],
+    records: Sequence[dict],           # of any experiments
     *where: str,                       # pandas queries
 ) -> list[dict]:
     "The records for which all queries hold."
@@ -261,7 +261,7 @@ def _held(frame, condition):
         return frame[held.fillna(False).astype(bool)]
     except pandas.errors.UndefinedVariableError as error:
         quoted = [name for name in re.findall("`([^`]*)`", condition) if name not in frame]
-        name = quoted[0] if quoted else re.search("'(.*)'", str(error))[1]
+        name = [*quoted, *re.findall("'(.*)'", str(error))][0]
         raise RecordError(f"{condition}: words are quoted, as in 'text'; "
                           + unknown_name("name", name, list(frame))) from None
     except Exception as error:         # an expression can raise anything
