@@ -293,6 +293,13 @@ def test_what_a_run_prints_is_in_its_log_at_once(tmp_path):
     assert ended == [("stopped", "died of signal 15")] and order.log.read_text() == "out\nerror\ndied of signal 15\n"
 
 
+def test_a_lock_is_recognised_while_its_holder_prints_into_the_same_log(tmp_path):
+    "The holder is left over from a killed sweep, whose log the new sweep continues."
+    text = "import sys; print('rvnnbook: this run is locked by process 7', file=sys.stderr); print('step'); sys.exit(75)"
+    order = Order([sys.executable, "-c", text], tmp_path / "log.txt", tmp_path / "stop", {}, str(tmp_path))
+    assert make_run(order) == ("stopped", "this run is locked by process 7")
+
+
 def test_a_stop_that_comes_early_is_not_lost(clone, monkeypatch):
     "A signal may come as soon as there is a handler."
     from rvnnbook.lab import sweep as module

@@ -177,10 +177,9 @@ class State(NamedTuple):
 KILL_AFTER = 90.0            # seconds that a run has for its last checkpoint
 _children = set()            # processes of runs that this process waits for
 
-def last_line(log: Path, start: int = 0) -> str:   # start: byte from which it is read
-    "The last thing that a run has printed."
-    text = log.read_bytes()[start:] if log.exists() else b""
-    lines = text.decode(errors="replace").strip().splitlines()
+def last_line(printed: bytes) -> str:      # by a run
+    "The last line of a log."
+    lines = printed.decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("rvnnbook: ")[:300] if lines else ""
 
 def attempt_run(order: Order) -> State:    # what to start, and how
@@ -218,7 +217,9 @@ def make_run(order: Order) -> State:       # what to start, and how
         _children.discard(child.pid)
         try:           # a run cannot say that the disk is full if its log is on this disk
             log.write(f"died of signal {-code}\n".encode() if code < 0 else b"\n" * bool(code))
-            reason = last_line(order.log, start)
+            printed = order.log.read_bytes()[start:]     # also by a copy of a killed sweep
+            errors = [line for line in printed.splitlines() if line.startswith(b"rvnnbook: ")]
+            reason = last_line(errors[-1] if errors else printed)
         except OSError as error:
             reason = str(error)
     if code < 0 and stopped:       # before it could handle signals, or too late
@@ -234,7 +235,8 @@ def poll_states(plan: SweepPlan) -> dict[str, State]:      # by key
         if task.key in done:
             return State("finished")
         lock = run_path(plan.experiment, task.run).with_suffix(".lock")
-        last = last_line(plan.folder / f"{task.key}.txt")
+        log = plan.folder / f"{task.key}.txt"
+        last = last_line(log.read_bytes() if log.exists() else b"")
         last = "made before, without a record" if last.split(":")[0] == "done" else last
         return State("to do" if holder(lock) is None else "begun", last)
     return {task.key: state(task) for task in plan.tasks}
