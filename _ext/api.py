@@ -12,7 +12,7 @@ FLOORS = [  # heading, what it says, first words of the module names on it
     ("Encoders", "The same architectures for batches: fast, masked, checked against the reference.", ("encoders",)),
     ("Literal forms", "Models for batches, step by step as published, with which tests and benchmarks compare the encoders.", ("literal",)),
     ("Models", "The table of encoders, heads that turn an encoder into a model for a task, and optimizers.", ("registry", "renamed", "tasks", "optimization")),
-    ("Experiments and figures", "Training, records, sweeps, benchmarks; tree drawings, plots, interactive figures.", ("lab", "show")),
+    ("Experiments and figures", "Training, records, sweeps, benchmarks; tree drawings, plots, interactive figures.", ("origin", "lab", "show")),
     ("Command line", "The `rvnnbook` command.", ("cli",)),
 ]
 

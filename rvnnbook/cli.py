@@ -71,10 +71,10 @@ def _results(options):
         return f"valid records: {len(runs.read_records(experiment))}"
     if not (experiment or options.where or options.mean or options.csv or options.parquet):
         return tables.results_overview(runs.read_records())
-    records = tables.query_records(runs.read_records(experiment), *options.where)
+    records = runs.query_records(runs.read_records(experiment), *options.where)
     if not (file := options.csv or options.parquet):
         return tables.results_table(records, options.mean)
-    frame = (tables.mean_frame if options.mean else tables.as_frame)(records)
+    frame = (tables.mean_frame if options.mean else runs.as_frame)(records)
     if options.csv:
         frame.to_csv(file, index=False)
     else:
@@ -97,7 +97,7 @@ def _revalidate(options):
     "Repeat the first steps of stale runs, and note which records hold for today's code."
     from rvnnbook.lab import records as runs
     from rvnnbook.lab.revalidate import revalidate
-    from rvnnbook.show.tables import query_records
+    from rvnnbook.lab.records import query_records
     known = {name: runs.latest(runs.read_records(name)) for name in options.folders or [None]}
     if None not in known and (missing := [name for name in known if not known[name]]):
         raise runs.RecordError(f"no records of {missing[0]!r}")

@@ -127,11 +127,14 @@ RENAMED |= {
 
 # %% ../nbs/workshop/renamed.ipynb #b7a10c11
 RENAMED |= {
-    "lab.records": {"LISTOPS_LENGTHS": "show.tables.LISTOPS_LENGTHS",
-        "ListOpsRun": "show.tables.ListOpsRun", "as_frame": "show.tables.as_frame",
-        "listops_runs": "show.tables.listops_runs", "load": "show.tables.load",
-        "mean_frame": "show.tables.mean_frame", "query_records": "show.tables.query_records",
-        "results_overview": "show.tables.results_overview",
+    "lab.records": {"LIBRARIES": "origin.LIBRARIES", "LISTOPS_LENGTHS": "show.tables.LISTOPS_LENGTHS",
+        "ListOpsRun": "show.tables.ListOpsRun", "NO_EFFECT": "origin.NO_EFFECT",
+        "code_hash": "origin.code_hash", "code_hashes": "origin.code_hashes",
+        "digest": "origin.digest", "git_state": "origin.git_state",
+        "libraries": "origin.libraries", "listops_runs": "show.tables.listops_runs",
+        "loaded_modules": "origin.loaded_modules", "machine": "origin.machine",
+        "mean_frame": "show.tables.mean_frame", "peak_memory": "origin.peak_memory",
+        "processor": "origin.processor", "results_overview": "show.tables.results_overview",
         "results_table": "show.tables.results_table",
         "write_parquet": "show.tables.write_parquet"},
 }

@@ -35,7 +35,8 @@ import torch
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
 from rvnnbook.lab.run import run_folder
-from rvnnbook.lab.records import append, code_hashes, end_to_end, make_trace, new_record
+from rvnnbook.lab.records import append, end_to_end, make_trace, new_record
+from rvnnbook.origin import code_hashes
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
 from rvnnbook.optimization import classification_loss, evaluate_classifier

@@ -5,7 +5,8 @@ from multiprocessing import get_context
 import torch
 
 from rvnnbook.data.listops import collate_listops, unique_draws
-from rvnnbook.lab.records import append, code_hashes, new_record
+from rvnnbook.lab.records import append, new_record
+from rvnnbook.origin import code_hashes
 from rvnnbook.registry import create_encoder, list_encoders
 from tests.pretend_device import PretendDevice
 

@@ -1,5 +1,6 @@
 "Records for tests, made without a run."
-from rvnnbook.lab.records import code_hashes, signature
+from rvnnbook.lab.records import signature
+from rvnnbook.origin import code_hashes
 
 LEG = {"commit": "ab" * 20, "dirty": False, "device": "a processor", "threads": 2, "processes": 1,
        "started": "2026-01-31T11:00:00+00:00", "seconds": 60.5, "from_step": 0, "to_step": 100}

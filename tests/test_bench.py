@@ -29,7 +29,8 @@ from rvnnbook.literal import (GatedMemory, beam_products, crvnn_products, librar
                               replayed, tables_kept)
 from rvnnbook.registry import create_encoder
 from rvnnbook.show.costs import (agreement, bench_lines, by_length, cases, findings, forms_of, growth, predict_lines, recorded_bench)
-from rvnnbook.lab.records import RecordError, append, check_results, code_hashes, read_records, validate
+from rvnnbook.lab.records import RecordError, append, check_results, read_records, validate
+from rvnnbook.origin import code_hashes
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 library_crvnn, library_beam = CRVNN.library, BEAM.library
@@ -542,7 +543,7 @@ def test_the_records_that_are_kept_can_be_read():
 
 GROWTH = """
 import json, torch
-from rvnnbook.lab.records import peak_memory
+from rvnnbook.origin import peak_memory
 grown = []
 for make, megabytes in ((torch.ones, 200), (torch.ones, 50), (torch.empty, 400)):      # memory that is not used has no pages
     level = peak_memory(anew=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rvnnbook.lab.papers import Way, paper_table, way_of
-from rvnnbook.lab.records import code_hashes
+from rvnnbook.origin import code_hashes
 from tests.records import make, paper_run
 
 ROOT = Path(__file__).resolve().parents[1]

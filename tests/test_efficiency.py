@@ -13,7 +13,8 @@ from rvnnbook.cli import main
 from rvnnbook.data.listops import evaluate
 from rvnnbook.lab import bench as module
 from rvnnbook.lab.bench import BenchError, bench, bench_record, check_bench, draw_range, fresh, train_steps
-from rvnnbook.lab.records import code_hashes, read_records
+from rvnnbook.lab.records import read_records
+from rvnnbook.origin import code_hashes
 from rvnnbook.core import length_mask
 from rvnnbook.lab.subjects import known_entrants, library_form, make_entrant
 from rvnnbook.literal import LITERAL

@@ -21,11 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.lab import records as runs
-from rvnnbook.lab.records import (LIBRARIES, POINTS, Leg, Record, RecordError, append, changed_modules, check_results, code_hash, code_hashes,
-                               digest, end_to_end, identity, latest, libraries, loaded_modules, make_trace, merge_records, read_records, read_trace,
-                               results_folder, scan, select, sittings, trace_path, validate)
+from rvnnbook.lab.records import (
+    POINTS, Leg, Record, RecordError, append, changed_modules, check_results, end_to_end, identity,
+    latest, make_trace, merge_records, read_records, read_trace, results_folder, scan, select,
+    sittings, trace_path, validate)
+from rvnnbook.origin import LIBRARIES, code_hash, code_hashes, digest, libraries, loaded_modules
 from rvnnbook.lab.revalidate import revalidate
-from rvnnbook.show.tables import as_frame, load, query_records, results_table, write_parquet
+from rvnnbook.lab.records import as_frame, load, query_records
+from rvnnbook.show.tables import results_table, write_parquet
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
 
@@ -91,7 +94,8 @@ from pathlib import Path
 import torch
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
-from rvnnbook.lab.records import append, code_hashes, make_trace, new_record
+from rvnnbook.lab.records import append, make_trace, new_record
+from rvnnbook.origin import code_hashes
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder
 from rvnnbook.tasks.classify import Classifier
@@ -508,7 +512,8 @@ def test_code_that_changes_while_a_run_is_going_does_not_enter_its_record(tmp_pa
     code = """
 import json, rvnnbook.core
 from pathlib import Path
-from rvnnbook.lab.records import changed_modules, code_hashes, new_record
+from rvnnbook.lab.records import changed_modules, new_record
+from rvnnbook.origin import code_hashes
 began = code_hashes()
 import rvnnbook.layers.cells                       # loaded after the beginning: still noted
 for name in ("core", "lab/records"):
@@ -539,7 +544,8 @@ run = strict(globals(), {"cpu": dict(seed=0, dim=8, steps=12), "smoke": dict(see
               ("run", """import torch
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
-from rvnnbook.lab.records import append, code_hashes, make_trace, new_record
+from rvnnbook.lab.records import append, make_trace, new_record
+from rvnnbook.origin import code_hashes
 from rvnnbook.lab.run import run_folder
 from rvnnbook.lab.train import train
 from rvnnbook.registry import create_encoder

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rvnnbook.lab.papers import PERCENT, TableError, chosen_runs, paper_table, paper_tables, provenance, summary
-from rvnnbook.lab.records import code_hashes
+from rvnnbook.origin import code_hashes
 from rvnnbook.show.tables import RunList, as_text, comparison, folded_runs, run_lines, table_lines, table_notes
 from tests.records import make
 

@@ -21,7 +21,7 @@ os.environ.setdefault("ACCELERATE_USE_CPU", "true")    # bit-equality is promise
 
 from rvnnbook.data.batches import BucketLoader  # noqa: E402
 from rvnnbook.data.listops import collate_listops  # noqa: E402
-from rvnnbook.lab.records import git_state, machine  # noqa: E402
+from rvnnbook.origin import git_state, machine# noqa: E402
 from rvnnbook.lab.train import (  # noqa: E402
     CheckpointError, TrainConfig, TrainingError, copy_of, pack_state, read_checkpoint, train, unpack_state)
 from rvnnbook.optimization import classification_loss, evaluate_classifier  # noqa: E402

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from rvnnbook.lab import verdicts
 from rvnnbook.lab.papers import PAPERS, Way, paper_table, way_of
-from rvnnbook.lab.records import code_hashes, current_names
+from rvnnbook.lab.records import current_names
+from rvnnbook.origin import code_hashes
 from rvnnbook.lab.verdicts import (CAP, NEAR, RISE, VERDICTS, answer_row, floor_of,
                                    has_learned, how_ended, judge_number, last_digit, still_rising, asked_in_full, tolerance,
                                    trained_in_full, versus)

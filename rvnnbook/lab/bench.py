@@ -25,8 +25,8 @@ import torch
 from ..data.batches import to_device
 from ..data.listops import (
     VOCABULARY, Example, collate_listops, evaluate, make_split, official_test, unique_draws)
-from .records import (
-    append, code_hashes, git_state, machine, new_record, peak_memory, results_folder)
+from .records import append, new_record, results_folder
+from ..origin import code_hashes, git_state, machine, peak_memory
 from .run import StatusError, call_fresh
 from .settings import ParameterError, unknown_name
 from .subjects import (

@@ -13,8 +13,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 from .records import (
-    RecordError, append, changed_modules, code_hashes, digest, git_state, now_in_utc, read_trace,
-    results_folder, signature)
+    RecordError, append, changed_modules, now_in_utc, read_trace, results_folder, signature)
+from ..origin import code_hashes, digest, git_state
 from .run import StatusError, call_fresh, run_cells
 
 # %% ../../nbs/workshop/revalidate.ipynb #7e1a0005

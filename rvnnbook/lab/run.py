@@ -25,7 +25,8 @@ from types import SimpleNamespace
 
 from filelock import FileLock, Timeout
 
-from .records import digest, identity, results_folder, scan
+from .records import identity, results_folder, scan
+from ..origin import digest
 from .settings import ParameterError, check_parameters, open_notebook
 
 # %% ../../nbs/workshop/run.ipynb #3f4dbd0e

@@ -25,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from ..data.batches import BucketLoader, shard_batch, to_device
-from .records import current_names, git_state, machine, now_in_utc
+from .records import current_names, now_in_utc
+from ..origin import git_state, machine
 from .run import handle_signals
 from .settings import check_model
 from ..optimization import classification_loss

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['Behind', 'LISTOPS_LENGTHS', 'Comparison', 'comparison', 'column_title', 'table_lines', 'runs_text', 'number_text',
-           'paper_note', 'table_notes', 'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList', 'as_frame',
-           'mean_frame', 'load', 'query_records', 'results_table', 'results_overview', 'ListOpsRun', 'listops_runs',
-           'write_parquet']
+           'paper_note', 'table_notes', 'run_lines', 'folded_runs', 'as_html', 'as_text', 'RunList', 'mean_frame',
+           'results_table', 'results_overview', 'ListOpsRun', 'listops_runs', 'write_parquet']
 
 # %% ../../nbs/workshop/tables.ipynb #d9f5afcb
 import re
@@ -19,7 +18,7 @@ from typing import NamedTuple
 from ..lab.papers import (
     NumberPair, PaperTable, TableError, chosen_runs, pair, paper_table, provenance)
 from ..lab.records import (
-    Record, RecordError, changed_modules, latest, read_records, select)
+    FRAME_FIELDS, as_frame, changed_modules, latest, read_records, select)
 from ..lab.settings import unknown_name
 
 # %% ../../nbs/workshop/tables.ipynb #31b2ca8c
@@ -195,78 +194,19 @@ class RunList:
 
     def _repr_html_(self): return folded_runs(self.behind)
 
-# %% ../../nbs/workshop/tables.ipynb #4863defd
-_NESTED = {"parameters", "legs", "modules", "libraries", "metrics"}
-_FIELDS = [*(name for name in Record.model_fields if name not in _NESTED), "steps_done", "stale"]
-
-def as_frame(
-    records: Sequence[dict],       # a row for each, in their order
-):                                 # a pandas.DataFrame
-    "Records as a table: a column for each field, parameter and metric, NA where there is none."
-    import pandas
-    fields = [record | {
-        "steps_done": sum(leg["to_step"] - leg["from_step"] for leg in record["legs"]),
-        "stale": bool(changed_modules(record))} for record in records]
-    metrics = [{f"{split}: {name}": value for split, row in record["metrics"].items()
-                for name, value in row.items()} for record in records]
-    taken = set(_FIELDS).union(*metrics)
-    parameters = [{f"parameters.{name}" if name in taken else name: value
-                   for name, value in record["parameters"].items()} for record in records]
-    return pandas.concat([pandas.DataFrame(fields, columns=_FIELDS, dtype=object), *(
-        pandas.DataFrame(part, dtype=object) for part in (parameters, metrics))],
-        axis=1).convert_dtypes()
-
+# %% ../../nbs/workshop/tables.ipynb #4863deff
 def mean_frame(
     records: Sequence[dict],       # a row for all seeds of a run
 ):                                 # a pandas.DataFrame
     "Means over seeds; the column behind each, named with ±, has the standard deviations."
     frame = as_frame(latest(records))
-    parameters = [name for name in frame if name not in _FIELDS and ": " not in name]
+    parameters = [name for name in frame if name not in FRAME_FIELDS and ": " not in name]
     groups = frame.groupby(["experiment", "profile", *parameters], dropna=False, sort=False)
     return groups.agg(
         seed=("seed", lambda seeds: " ".join(map(str, sorted(seeds)))),
         **{name + end: (name, how) for name in frame if ": " in name
            for end, how in (("", "mean"), (" ±", "std"))},
         finished=("finished", "all"), stale=("stale", "any")).reset_index()
-
-# %% ../../nbs/workshop/tables.ipynb #8e41b6f2
-def load(
-    experiment: str | None = None,     # all, if not given
-    where: str | None = None,          # a pandas query
-    folder: Path | None = None,        # of the results; nbs/results of this clone
-):                                     # a pandas.DataFrame
-    "The records of an experiment for which a query holds, as `as_frame` has them."
-    frame = as_frame(read_records(experiment, folder))
-    return frame if where is None else _held(frame, where)
-
-def query_records(
-    records: Sequence[dict],           # of any experiments
-    *where: str,                       # pandas queries
-) -> list[dict]:
-    "The records for which all queries hold."
-    if not records or not where:                   # without records there are no names
-        return list(records)
-    frame = as_frame(records)
-    held = [set(_held(frame, condition).index) for condition in where]
-    return [record for place, record in enumerate(records) if all(place in rows for rows in held)]
-
-def _held(frame, condition):
-    "The rows for which a condition is true; NA counts as false."
-    import pandas
-    named = frame[[name for name in frame if name in condition]]      # pandas parses every name
-    try:
-        held = named.eval(condition, engine="python", local_dict={}, global_dict={})
-        if not pandas.api.types.is_bool_dtype(held):
-            raise ValueError("it is not true or false for each record, as dim == 64 is")
-        return frame[held.fillna(False).astype(bool)]
-    except pandas.errors.UndefinedVariableError as error:
-        quoted = [name for name in re.findall("`([^`]*)`", condition) if name not in frame]
-        name = [*quoted, *re.findall("'(.*)'", str(error))][0]
-        raise RecordError(f"{condition}: words are quoted, as in 'text'; "
-                          + unknown_name("name", name, list(frame))) from None
-    except Exception as error:         # an expression can raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise RecordError(f"{condition!r} is no query: {reason}") from None
 
 # %% ../../nbs/workshop/tables.ipynb #f877ca4a
 def results_table(
@@ -279,7 +219,7 @@ def results_table(
         frame = (mean_frame if mean else as_frame)(select(records, experiment=experiment))
         told = {*frame.select_dtypes("string"), *frame.columns[frame.nunique(dropna=False) > 1]}
         parameters = [name for name in frame
-                      if name in told and name not in _FIELDS and ": " not in name]
+                      if name in told and name not in FRAME_FIELDS and ": " not in name]
         scores = [name for name in frame if ": " in name and not name.endswith((": count", " ±"))]
         columns = ["profile", *parameters, "seed", *scores, "finished", "stale"]
         shown = frame.astype(object)
