@@ -127,7 +127,8 @@ RENAMED |= {
 
 # %% ../nbs/workshop/renamed.ipynb #b7a10c11
 RENAMED |= {
-    "lab.records": {"LIBRARIES": "origin.LIBRARIES", "LISTOPS_LENGTHS": "show.tables.LISTOPS_LENGTHS",
+    "lab.records": {"LIBRARIES": "origin.LIBRARIES",
+        "LISTOPS_LENGTHS": "show.tables.LISTOPS_LENGTHS",
         "ListOpsRun": "show.tables.ListOpsRun", "NO_EFFECT": "origin.NO_EFFECT",
         "code_hash": "origin.code_hash", "code_hashes": "origin.code_hashes",
         "digest": "origin.digest", "git_state": "origin.git_state",

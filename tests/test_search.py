@@ -18,7 +18,7 @@ PAGES = {  # page -> kind, title, names, sections
                                                                 ["limits", "Limits of layers", "The number of layers has a limit."]]),
     "nbs/crvnn": ("Chapter", "Continuous recursion", ["CRvNN", "modulated sigmoid"], [["", "Continuous recursion", "Halting is one part: halting halting halting."]]),
     "api/halting": ("Library", "halting", [], [["", "halting", ""], ["create_encoder", "create_encoder", "Make an encoder that is halting."]]),
-    "nbs/workshop/registry": ("Workshop", "Registry", ["create_encoder"], [["", "Registry", "A table of encoders, each with an alias."]]),
+    "nbs/implementations/registry": ("Implementation", "Registry", ["create_encoder"], [["", "Registry", "A table of encoders, each with an alias."]]),
 }
 
 

@@ -171,14 +171,14 @@ def test_steppers_in_print(browser, site):
 
 
 def test_code_wraps_in_print(browser, site):
-    with opened(browser, site, "nbs/workshop/registry", {"width": 600, "height": 900}) as (page, _):
+    with opened(browser, site, "nbs/implementations/registry", {"width": 600, "height": 900}) as (page, _):
         cut = "() => [...document.querySelectorAll('article pre')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
         assert page.evaluate(cut) > 0, "on a screen of this width code scrolls"
         page.emulate_media(media="print")
         assert page.evaluate(cut) == 0
 
 
-@pytest.mark.parametrize("path", [page for page in PAGES if page in ("nbs/cells", "nbs/crvnn", "nbs/experiments/listops", "nbs/workshop/plots")])
+@pytest.mark.parametrize("path", [page for page in PAGES if page in ("nbs/cells", "nbs/crvnn", "nbs/experiments/listops", "nbs/workshop/bench")])
 def test_code_fits_a_window_of_1200_pixels(browser, site, path):
     cut = "() => [...document.querySelectorAll('.cell_input pre')].filter(e => e.offsetHeight && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
     longest = "() => Math.max(...[...document.querySelectorAll('.cell_input pre')].flatMap(e => e.offsetHeight ? e.textContent.split('\\n').map(line => line.length) : []))"
@@ -237,7 +237,7 @@ def test_letters_of_figures_stand_out(browser, site, path):
 
 QUERIES = {  # what a reader types -> the page that answers it, or either of two
     "gated recursive cell": "cells", "modulated sigmoid": "crvnn", "beam search": "beam_tree", "halting": "halting", "geometric attention": "attention",
-    "chunk size": "balanced rir", "scorer gradient": "crvnn_gradients", "how to train": "workshop/train", "create_encoder": "workshop/registry",
+    "chunk size": "balanced rir", "scorer gradient": "crvnn_gradients", "how to train": "workshop/train", "create_encoder": "implementations/registry",
     "ListOps accuracy": "experiments/listops experiments/length_generalization", "CRvNN": "crvnn", "NDR": "ndr", "Self-IRU": "self_iru",
     "EBT-GRC": "efficient_beam_tree", "RIR": "rir", "Ordered Memory": "ordered_memory",
 }
@@ -263,7 +263,7 @@ def test_search_finds_the_page_that_answers(browser, site, how):
 
 
 def test_the_search_field_of_a_page_leads_to_results_with_marked_words(browser, site):
-    with opened(browser, site, "nbs/workshop/registry", {"width": 1300, "height": 900}) as (page, wrong):
+    with opened(browser, site, "nbs/implementations/registry", {"width": 1300, "height": 900}) as (page, wrong):
         page.keyboard.press("Control+k")
         page.locator("#pst-search-dialog input[name=q]").fill("registry")
         page.keyboard.press("Enter")
@@ -345,7 +345,7 @@ def test_pages_open_from_the_disk(browser, built):
             assert 'class="frame-label"' in (SITE / f"{path}.html").read_text()
 
 
-SAMPLE = ["index", "nbs/play", "nbs/crvnn", "nbs/implementations/crvnn", "nbs/experiments/listops", "nbs/claims", "nbs/workshop/registry", "nbs/glossary", "nbs/bibliography", "api/rvnnbook.registry", "api/rvnnbook.cli", "search", "genindex", "prf-prf", "py-modindex"]
+SAMPLE = ["index", "nbs/play", "nbs/crvnn", "nbs/implementations/crvnn", "nbs/experiments/listops", "nbs/claims", "nbs/implementations/registry", "nbs/glossary", "nbs/bibliography", "api/rvnnbook.registry", "api/rvnnbook.cli", "search", "genindex", "prf-prf", "py-modindex"]
 
 
 def inaccessible(browser, base, path):
@@ -370,7 +370,7 @@ def test_the_index_fits_a_phone(browser, site):
 
 
 def test_the_skip_link_leads_to_the_text(browser, site):
-    with opened(browser, site, "nbs/workshop/registry", {"width": 1300, "height": 900}) as (page, _):
+    with opened(browser, site, "nbs/implementations/registry", {"width": 1300, "height": 900}) as (page, _):
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to main content"
         assert page.locator("#pst-skip-link a").is_visible()
