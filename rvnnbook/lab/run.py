@@ -59,7 +59,7 @@ def holder(path: Path) -> int | None:      # None: it is free
         return int(path.read_text() or 0)
 
 # %% ../../nbs/workshop/run.ipynb #279a4f85
-_run = SimpleNamespace(locks=None, signals=[], keeps=True)     # that this process makes
+_current = SimpleNamespace(locks=None, signals=[], keeps=True)     # that this process makes
 
 def run_path(source: Path, run: SimpleNamespace) -> Path:      # a notebook, its checked parameters
     "The file name of the executed copy."
@@ -80,8 +80,8 @@ def run_folder(
 
 def _lock(path):
     "Hold a lock until the end of the run, if this process is at one."
-    if _run.locks is not None and path not in _run.locks:
-        _run.locks[path] = _run.stack.enter_context(hold(path))
+    if _current.locks is not None and path not in _current.locks:
+        _current.locks[path] = _current.stack.enter_context(hold(path))
 
 # %% ../../nbs/workshop/run.ipynb #3db7f1c2
 SITTING = ("minutes", "measure_now")       # parameters that records do not contain
@@ -125,7 +125,7 @@ def run_cells(source: Path, parameters: dict) -> dict:     # a notebook; by name
     notebook = open_notebook(source)
     names = {"run": check_parameters(notebook, parameters)}
     for number, text in tagged_cells(notebook):
-        if _run.signals:           # a cell that went on after it was interrupted
+        if _current.signals:           # a cell that went on after it was interrupted
             raise KeyboardInterrupt
         place, tree = f"{source}, cell {number}", ast.parse(text)
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
@@ -135,7 +135,7 @@ def run_cells(source: Path, parameters: dict) -> dict:     # a notebook; by name
             if shown is not None:
                 print(shown, flush=True)
         except (Exception, SystemExit) as error:
-            if _run.locks is None or isinstance(error, ModuleNotFoundError):   # not in a run
+            if _current.locks is None or isinstance(error, ModuleNotFoundError):   # not in a run
                 raise
             if getattr(error, "status", None) in (RAISED, REFUSED, STOPPED):
                 raise StatusError(str(error), error.status) from None
@@ -167,27 +167,27 @@ def handle_signals(handle: Callable, afterwards=None) -> Iterator[dict]:   # han
 def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ignore them afterwards
     "Interrupt the block on a signal, once, with exit status 75; a second signal ends the process."
     def handle(number, frame):
-        _run.signals.append((number, time.monotonic()))
-        if len(_run.signals) == 1:
+        _current.signals.append((number, time.monotonic()))
+        if len(_current.signals) == 1:
             raise KeyboardInterrupt
-        if _run.signals[-1][1] > _run.signals[0][1] + .5:
+        if _current.signals[-1][1] > _current.signals[0][1] + .5:
             os._exit(STOPPED)
     timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), os.kill,
                             (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)        # Ray's workers block SIGINT
     with ExitStack() as stack:
-        stack.callback(_run.signals.clear)
+        stack.callback(_current.signals.clear)
         stack.enter_context(handle_signals(handle, signal.SIG_IGN if last else None))
         stack.callback(timer.cancel)
         try:
             timer.start()
             yield
         except BaseException:
-            if not _run.signals:
+            if not _current.signals:
                 raise
-            name = signal.Signals(_run.signals[0][0]).name
-            then = "resume" if _run.keeps else "start over"      # a smoke run has no checkpoint
+            name = signal.Signals(_current.signals[0][0]).name
+            then = "resume" if _current.keeps else "start over"      # a smoke run has no checkpoint
             raise StatusError(f"{name}: stopped; run the same command again to {then}",
                               STOPPED) from None
 
@@ -207,15 +207,15 @@ def run_experiment(
         rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
         if not cells and (world > 1 or not page):
             raise ParameterError("this notebook has no cells tagged `run`; run it as a notebook")
-        target, _run.keeps = run_path(source, checked), checked.profile != "smoke"
+        target, _current.keeps = run_path(source, checked), checked.profile != "smoke"
         page = page if world == 1 else None
-        train = not page or _run.keeps and any("run_folder(" in text for _, text in cells)
+        train = not page or _current.keeps and any("run_folder(" in text for _, text in cells)
         if rank:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         else:
-            _run.stack, _run.locks = stack, {}
-            stack.callback(setattr, _run, "locks", None)
-            if _run.keeps:
+            _current.stack, _current.locks = stack, {}
+            stack.callback(setattr, _current, "locks", None)
+            if _current.keeps:
                 _lock(target.with_suffix(".lock"))
         if once and run_identity(source.stem, checked) in recorded_runs(source.stem, vars(checked)):
             return "this run has a record"
