@@ -54,8 +54,8 @@ def _is_remark(node):      # a statement that is nothing but a text, such as a d
     return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 # %% ../nbs/workshop/origin.ipynb #ea04d261
-NO_EFFECT = ("show", "cli", "lab.book", "lab.papers", "lab.records", "lab.revalidate", "lab.run",
-             "lab.settings", "lab.sweep", "lab.tables", "lab.verdicts",
+NO_EFFECT = ("show", "cli", "lab.papers", "lab.records", "lab.revalidate", "lab.run",
+             "lab.settings", "lab.sweep", "lab.verdicts",
              "origin", "renamed", "__main__", "_modidx")    # they show, start or write down
 
 def loaded_modules() -> list[str]:     # "rvnnbook.core", ...

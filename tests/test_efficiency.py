@@ -137,6 +137,7 @@ def test_kept_also_when_interrupted(tmp_path, monkeypatch):
         bench("efficiency", asked(profile="cpu", encoders="bilstm; lstm"), broken)
     record, = read_records("bench_efficiency", folder=tmp_path)
     assert list(record["metrics"]) == ["4 to 6 tokens, bilstm"] and record["metrics"]["4 to 6 tokens, bilstm"]["count"] == 2
+    assert not record["finished"]              # so that a sweep measures the others
     assert record["parameters"]["encoders"] == "bilstm; lstm" and record["parameters"]["ranges"] == "4-6"
 
 

@@ -391,13 +391,15 @@ def test_a_killed_writer_leaves_whole_lines(tmp_path):
 def test_a_full_disk_adds_nothing(tmp_path):
     path = append(make(seed=1), folder=tmp_path)
     before = path.read_bytes()
-    code = ("import resource, sys; from pathlib import Path; from rvnnbook.lab.records import append; from tests.records import make\n"
+    code = ("import resource, sys; from pathlib import Path; from rvnnbook.lab.records import append, make_trace\n"
+            "from rvnnbook.origin import digest; from tests.records import make\n"
+            "trace = make_trace([{'step': 1, 'loss': 1.0}])\n"
             "size = Path(sys.argv[1], 'toy.jsonl').stat().st_size\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))\n"
-            "append(make(seed=2), folder=Path(sys.argv[1]))")
+            "append(make(seed=2, trace=digest(trace, 12)), trace, folder=Path(sys.argv[1]))")
     done = python(code, tmp_path)
     assert done.returncode == 1 and "OSError: toy.jsonl: no room for the record; nothing was added" in done.stderr
-    assert path.read_bytes() == before
+    assert path.read_bytes() == before and not list((tmp_path / "traces").glob("*"))
 
 
 # ---- names that were in use before

@@ -358,6 +358,14 @@ def test_a_run_that_starts_below_the_root_sees_the_records(clone, monkeypatch):
     assert sweep(clone, file)[0] == 0 and len(results(clone)) == 1
 
 
+def test_a_failure_is_still_told_when_the_sweep_stops_before_the_next_attempt(tmp_path):
+    stop = tmp_path / "stop"
+    command = [sys.executable, "-c", f"open({str(stop)!r}, 'w'); raise SystemExit('no such data')"]
+    state = attempt_run(Order(command, tmp_path / "log.txt", stop, {}, str(tmp_path), retries=3, backoff=60.0))
+    assert state == ("failed", "no such data")
+    assert attempt_run(Order(command, tmp_path / "log.txt", stop, {}, str(tmp_path))) == ("stopped", "not begun")
+
+
 # Real runs
 
 def attempts(clone):

@@ -351,13 +351,19 @@ def test_recipes_that_cannot_be_meant_are_refused(options, complaint):
         go(**options)
 
 
-@pytest.mark.parametrize("bound", [{"steps": 2}, {"epochs": 1}, {"time_budget": 0.0}, {"judge": judge, "steps": 2}])
+@pytest.mark.parametrize("bound", [{"steps": 2}, {"epochs": 1}, {"time_budget": 0.0}, {"judge": judge, "steps": 5}])
 def test_a_training_without_a_bound_is_refused(bound):
     "Without a judge it never stalls, whatever its patience."
     batches = BucketLoader(EXAMPLES[30:70], 8, collate_listops, seed=1)
     with pytest.raises(ValueError, match="this training would never end: give steps, epochs, time_budget or judge"):
         train(make_model(), batches)
     assert train(make_model(), batches, **bound).step > 0
+
+
+def test_a_training_that_ends_before_its_first_check_is_refused():
+    batches = BucketLoader(EXAMPLES[30:70], 8, collate_listops, seed=1)
+    with pytest.raises(ValueError, match="the training ends at step 3, before its first check at step 5"):
+        train(make_model(), batches, judge, steps=3)
 
 
 def test_every_setting_of_a_training_has_a_description():

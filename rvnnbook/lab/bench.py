@@ -66,7 +66,7 @@ def measure(
     subject: str, form: str, length: int, batch: int, dim: int,    # of the longest sentence; B; D
     threads: int = 1, device: str = "cpu", memory: int | None = None, ragged: bool = False,
 ) -> dict:             # seconds; but for products memory_mb, root, gradient, counts, exact
-    "Take one step, after one of eight tokens that is not measured."
+    "Measure one step, after a warm-up step on eight tokens."
     torch.set_num_threads(threads)
     about, (kind, _, how) = SUBJECTS[subject], form.partition(", ")
     make = partial(about.make, **about.forms[form])
@@ -188,7 +188,7 @@ def bench(
         done = True
     finally:                                   # an interruption, too, comes after hours
         if kept and metrics and (done or every):
-            append(bench_record(subject, run, metrics, modules, began), folder=kept)
+            append(bench_record(subject, run, metrics, modules, began, done), folder=kept)
     return metrics
 
 # %% ../../nbs/workshop/bench.ipynb #7825865a
@@ -286,6 +286,7 @@ def predict_speed(
 def bench_record(
     subject: str, run: SimpleNamespace, metrics: dict[str, dict],  # as in `bench`
     modules: dict[str, str], began: datetime,          # code_hashes() and the time when it began
+    finished: bool = True,                             # False: it was interrupted
 ) -> dict:                                             # a valid record
     "The record of a benchmark: one leg without steps."
     what = "the steps, each encoder" if subject == "efficiency" else f"{run.repeats}, each"
@@ -293,4 +294,5 @@ def bench_record(
            "started": began.isoformat(timespec="seconds"), "from_step": 0, "to_step": 0,
            "seconds": (datetime.now(timezone.utc) - began).total_seconds()}
     return new_record(f"bench_{subject}", vars(run), profile=run.profile, seed=0, modules=modules,
-                      metrics=metrics, legs=[leg], rule=f"median of {what} in a fresh process")
+                      metrics=metrics, legs=[leg], finished=finished,
+                      rule=f"median of {what} in a fresh process")

@@ -128,7 +128,7 @@ def way_of(table: str, row: str) -> Way | str:     # row: of one of paper_tables
 
 # %% ../../nbs/workshop/papers.ipynb #bef4e633
 def chosen_runs(records: Iterable[dict]) -> list[dict]:        # of one model
-    "The latest runs with the same settings that differ in the seed alone: those that say most."
+    "Latest runs that differ only in seed: of the highest profile, finished, with the most seeds."
     groups = {}
     for record in latest(records):
         alike = [record[name] for name in ("experiment", "profile", "parameters", "finished")]

@@ -28,7 +28,7 @@ from ..origin import code_hashes, digest, git_state, libraries, machine, peak_me
 
 # %% ../../nbs/workshop/records.ipynb #a925044b
 class RecordError(ValueError):
-    "A record that cannot be believed; the message names the place and the reason."
+    "An invalid record; the message names the place and the reason."
 
 def identity(experiment: str, parameters: dict, seed: int) -> str:     # 16 hexadecimal digits
     "Two runs are the same run if they have the same experiment, parameters and seed."
@@ -258,7 +258,12 @@ def append(record: dict, trace: dict | None = None, folder: Path | None = None) 
             return path        # it is of the same sittings and says the same of them
     if trace is not None:
         write_whole(trace_path(record, folder), _line(trace))
-    if not _add_lines(path, [record]):
+    try:
+        added = _add_lines(path, [record])
+    except OSError:            # such as a full disk
+        trace_path(record, folder).unlink(missing_ok=True)
+        raise
+    if not added:
         raise RecordError(f"{path.name} has a record {record['id']} already")
     return path
 

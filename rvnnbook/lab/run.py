@@ -59,7 +59,8 @@ def holder(path: Path) -> int | None:      # None: it is free
         return int(path.read_text() or 0)
 
 # %% ../../nbs/workshop/run.ipynb #279a4f85
-_current = SimpleNamespace(locks=None, signals=[], keeps=True)     # that this process makes
+# the state of the run in this process
+_current = SimpleNamespace(locks=None, signals=[], keeps=True)
 
 def run_path(source: Path, run: SimpleNamespace) -> Path:      # a notebook, its checked parameters
     "The file name of the executed copy."
@@ -209,7 +210,7 @@ def run_experiment(
             raise ParameterError("this notebook has no cells tagged `run`; run it as a notebook")
         target, _current.keeps = run_path(source, checked), checked.profile != "smoke"
         page = page if world == 1 else None
-        train = not page or _current.keeps and any("run_folder(" in text for _, text in cells)
+        train = not page or (_current.keeps and any("run_folder(" in text for _, text in cells))
         if rank:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         else:

@@ -184,7 +184,7 @@ def last_line(printed: bytes) -> str:      # by a run
 
 def attempt_run(order: Order) -> State:    # what to start, and how
     "Make a run: wait while another process makes it, and try again if it fails."
-    failures = 0
+    failures, state = 0, State("stopped", "not begun")
     while not order.stop.exists():
         state = make_run(order)
         locked = "this run is locked by process" in state.message
@@ -195,7 +195,7 @@ def attempt_run(order: Order) -> State:    # what to start, and how
         end = time.monotonic() + pause
         while time.monotonic() < end and not order.stop.exists():
             time.sleep(0.1)
-    return State("stopped", "not begun")
+    return state
 
 # %% ../../nbs/workshop/sweep.ipynb #77135780
 def make_run(order: Order) -> State:       # what to start, and how
@@ -208,7 +208,7 @@ def make_run(order: Order) -> State:       # what to start, and how
         _children.add(child.pid)
         while child.poll() is None and not order.stop.exists():
             time.sleep(0.05)
-        if stopped := child.poll() is None:
+        if stopped := (child.poll() is None):
             child.terminate()
             with suppress(subprocess.TimeoutExpired):
                 child.wait(KILL_AFTER)
@@ -270,7 +270,7 @@ def ray_pool(plan: SweepPlan, address: str | None = None) -> Iterator[Callable]:
 
 # %% ../../nbs/workshop/sweep.ipynb #4c8a2e61
 class SlurmRun(NamedTuple):
-    "A run as a job of submitit, which writes a checkpoint when Slurm takes its place away."
+    "A run as a job of submitit; preempted or timed out, it stops at a checkpoint and is requeued."
     order: Order             # what to start, and how
 
     def __call__(self) -> State:

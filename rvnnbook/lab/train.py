@@ -87,7 +87,7 @@ class Run:
         self.check_every = recipe.check_every or len(batches)
         limits = recipe.steps, recipe.epochs and recipe.epochs * len(batches)
         self.limit = min((limit for limit in limits if limit is not None), default=math.inf)
-        self.step, self.stalled, self.losses = 0, 0, [0.0, 0]     # their sum and number
+        self.step, self.stalled, self.losses = 0, 0, [0.0, 0]   # sum and count since a check
         self.history, self.legs, self.best, self.best_row = [], [], None, None
         self.began = self.saved = time.monotonic()
 
@@ -204,7 +204,7 @@ def write_checkpoint(
     tensors: dict, state: dict,    # file name -> {name: tensor}; the rest, JSON data
 ):
     "Write a checkpoint beside the last one, give it its name in one step, drop the last one."
-    from safetensors.torch import save
+    from safetensors.torch import save as to_bytes
     def flush(path):            # wait until a file, or the names in a folder, are on the disk
         opened = os.open(path, os.O_RDONLY)
         os.fsync(opened)
@@ -212,7 +212,7 @@ def write_checkpoint(
     part, whole = folder / f"step-{step:08d}.part", folder / f"step-{step:08d}"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    payloads = {f"{name}.safetensors": save(content) for name, content in tensors.items()}
+    payloads = {f"{name}.safetensors": to_bytes(content) for name, content in tensors.items()}
     payloads["state.json"] = json.dumps(state, indent=1).encode()
     hashes = {name: _checksum(payload) for name, payload in payloads.items()}
     payloads["hashes.json"] = json.dumps(hashes, indent=1).encode()
@@ -339,6 +339,9 @@ def train(
     run = Run(model, batches, recipe, folder and Path(folder), settings or {})
     if judge is None and math.isinf(run.limit) and math.isinf(time_budget):
         raise ValueError("this training would never end: give steps, epochs, time_budget or judge")
+    if judge and run.limit < run.check_every:
+        raise ValueError(f"the training ends at step {run.limit}, before its first check at step "
+                         f"{run.check_every}")
     restore(run)
     stop = False
     bar = tqdm(total=run.limit, initial=run.step, unit="step", disable=run.rank > 0 or None)
@@ -350,7 +353,8 @@ def train(
                 check(run, judge)
             now = time.monotonic()
             flags = torch.tensor([bool(signals), now - run.began >= time_budget,
-                                  now - run.saved >= save_every], device=run.device)
+                                  now - run.saved >= save_every],
+                                 device=run.device if run.world > 1 else "cpu")
             signaled, late, due = run.accelerator.reduce(flags.int()).tolist()
             if signaled and not signals:       # another process received it
                 signals.append(signal.SIGTERM)

@@ -35,7 +35,7 @@ def tolerance(
     return 2 * math.sqrt(theirs ** 2 / (runs or 1) + ours ** 2 / seeds + chance ** 2) + digit / 2
 
 def last_digit(value: float) -> float:             # as a paper prints it
-    "What one more in the last digit would be."
+    "The unit of the last digit."
     decimals = repr(value).partition(".")[2]
     return 1.0 if decimals in ("", "0") else 10.0 ** -len(decimals)
 
