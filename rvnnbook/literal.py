@@ -49,7 +49,7 @@ def same_noise(
 # %% ../nbs/implementations/literal.ipynb #27d60c2a
 def crvnn_literal(
     encoder: CRvNN, x: Tensor, mask: Tensor,     # its parameters; (B, N, D); (B, N) bool
-    floor: float = 1e-8,                         # added to each term of the denominator
+    epsilon: float = 1e-8,                       # added to each term of the denominator
 ) -> tuple[Tensor, Tensor, Tensor]:    # states (B, N, D), existence (B, N), rounds (B,)
     "The published code's computation, with its batch-wide maximum and number of rounds."
     framed, there, tokens = add_boundary_tokens(check_batch(x, mask), mask, encoder.start,
@@ -67,7 +67,7 @@ def crvnn_literal(
         mine, none = (scores - top).exp() * allowed, (-top).exp()
         rivals = [retrieve(side, mine[..., None]).squeeze(-1) for side in (left, right)]
         terms = [mine, none] if encoder.modulation == "none" else [mine, none, *rivals]
-        composes = mine / sum(term + floor for term in terms)
+        composes = mine / sum(term + epsilon for term in terms)
         arrived = retrieve(left, composes[..., None])
         updated = torch.lerp(states, encoder.cell(near, states), arrived)
         states = torch.where(going[:, None, None], updated, states)
@@ -88,7 +88,7 @@ def make_crvnn(dim: int, checkpoint: bool = False) -> CRvNN:   # checkpoint: rec
 
 def literal_crvnn(encoder: CRvNN, x: Tensor, mask: Tensor) -> tuple:   # root, loss, counts
     "The published equations as they stand (crvnn section 3.3, Algorithms 1-2)."
-    states, exists, rounds = crvnn_literal(encoder, x, mask, floor=0.0)
+    states, exists, rounds = crvnn_literal(encoder, x, mask, epsilon=0.0)
     penalty = encoder.penalty * halt_penalty(exists, mask).mean()
     return states[:, -1], penalty, rounds.tolist
 

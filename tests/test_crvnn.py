@@ -176,7 +176,7 @@ def test_published_form_without_its_constant(sizes, seed, padding, factor, compe
                    threshold=threshold, kind=CRvNN if transition else SharedNorm)
     x, mask = batch_of(sizes, seed, padding)
     x.requires_grad_()
-    states, exists, rounds = crvnn_literal(encoder, x, mask, floor=0)
+    states, exists, rounds = crvnn_literal(encoder, x, mask, epsilon=0)
     encoder.max_rounds = lambda mask: rounds
     out = encoder(x, mask, trace=True)
     close([out.states, out.trace["existence"][-1]], [states, exists], 1e-8)

@@ -33,14 +33,13 @@ from .subjects import (
     SUBJECTS, known_entrants, make_entrant, partner, problem, record_products, replay_products,
     spread, take_step, usual_forms)
 from ..literal import LITERAL, LiteralEncoder
-from ..optimization import classification_loss
+from ..optimization import classification_loss, make_optimizer
 from ..tasks.classify import Classifier, load_pretrained
-from ..optimization import make_optimizer
 
 # %% ../../nbs/workshop/bench.ipynb #3777843e
 def timed(
     step: Callable, inputs: Iterable[tuple], device: str = "cpu",    # step(*one of inputs); or cuda
-    memory: int | None = None, limit: float = math.inf,    # megabytes for steps; seconds, see below
+    memory: int | None = None, limit: float = math.inf,    # megabytes; seconds in which steps begin
 ) -> tuple:              # seconds of each step; growth of memory; what the last step returned
     "Time of steps and growth of memory, until the limit; only garbage of the steps is collected."
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
