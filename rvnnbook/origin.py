@@ -68,8 +68,10 @@ def _source_file(module):
     *folders, name = module.split(".")[1:]
     return importlib.resources.files("rvnnbook").joinpath(*folders, name + ".py")
 
-def code_hashes(modules: Iterable[str] | None = None) -> dict[str, str]:
-    "Module -> hash of its code as it stands now, or absent; by default of all that are loaded."
+def code_hashes(
+    modules: Iterable[str] | None = None,      # by name; all that are loaded, if not given
+) -> dict[str, str]:
+    "Module -> hash of its code as it stands now, or absent."
     hashes = {name: _file_hash(file, file.stat().st_mtime_ns) if file.is_file() else "absent"
               for name in (loaded_modules() if modules is None else sorted(modules))
               for file in [_source_file(name)]}

@@ -20,14 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rvnnbook import origin
 from rvnnbook.lab import records as runs
 from rvnnbook.lab.records import (
-    POINTS, Leg, Record, RecordError, append, changed_modules, check_results, end_to_end, identity,
-    latest, make_trace, merge_records, read_records, read_trace, results_folder, scan, select,
-    sittings, trace_path, validate)
+    POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, end_to_end, identity, latest, load, make_trace,
+    merge_records, query_records, read_records, read_trace, results_folder, scan, select, sittings, trace_path, validate)
 from rvnnbook.origin import LIBRARIES, code_hash, code_hashes, digest, libraries, loaded_modules
 from rvnnbook.lab.revalidate import revalidate
-from rvnnbook.lab.records import as_frame, load, query_records
 from rvnnbook.show.tables import results_table, write_parquet
 from tests.records import LEG as A_LEG
 from tests.records import make, signed
@@ -532,7 +531,7 @@ print(json.dumps([changed_modules(record), sorted(record["modules"])]))
 
 def test_what_is_loaded_is_hashed():
     code = ("import json, rvnnbook.cli, rvnnbook.show.plots, rvnnbook.lab.records, rvnnbook.layers.cells\n"
-            "from rvnnbook.lab.records import loaded_modules; print(json.dumps(loaded_modules()))")
+            "from rvnnbook.origin import loaded_modules; print(json.dumps(loaded_modules()))")
     loaded = json.loads(python(code).stdout)
     assert "rvnnbook.layers.cells" in loaded and not [name for name in loaded if re.search(r"cli|show|lab\\.records|layers$", name)]
     assert set(loaded_modules()) == set(code_hashes())
@@ -793,9 +792,9 @@ def test_a_line_is_validated_once_and_a_module_hashed_once(tmp_path, monkeypatch
         calls["validate"] += 1
         return validated(record)
     monkeypatch.setattr(runs, "validate", counted)
-    runs._file_hash.cache_clear()
+    origin._file_hash.cache_clear()
     table = results_table(read_records("toy", folder))
-    assert calls == {"validate": 500} and runs._file_hash.cache_info().misses == 4 and len(table.splitlines()) == 502
+    assert calls == {"validate": 500} and origin._file_hash.cache_info().misses == 4 and len(table.splitlines()) == 502
     append(make(seed=500, modules=modules[0]), folder=folder)
     calls.update(validate=0)
     assert read_records("toy", folder) == [*records, make(seed=500, modules=modules[0])] and calls["validate"] == 1
