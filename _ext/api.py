@@ -9,7 +9,7 @@ FLOORS = [  # heading, what it says, first words of the module names on it
     ("Shapes and data", "Conventions, languages, generators, batches.", ("core", "data")),
     ("Layers", "Pure functions and small modules that encoders share.", ("layers",)),
     ("Reference models", "The models of the chapters, for one sentence, as the papers' equations.", ("reference",)),
-    ("Encoders", "The same architectures for batches: fast, masked, checked against the reference.", ("encoders",)),
+    ("Encoders", "The same architectures for batches: fast, masked, checked against the reference.", ("encoders", "own")),
     ("Literal forms", "Models for batches, step by step as published, with which tests and benchmarks compare the encoders.", ("literal",)),
     ("Models", "The table of encoders, heads that turn an encoder into a model for a task, and optimizers.", ("registry", "renamed", "tasks", "optimization")),
     ("Experiments and figures", "Training, records, sweeps, benchmarks; tree drawings, plots, interactive figures.", ("origin", "lab", "show")),
@@ -52,10 +52,14 @@ def module_names(package_dir: Path) -> dict[str, Path]:
     return names
 
 
+def module_doc(file: Path) -> str:
+    "The first paragraph of a module's docstring."
+    return (ast.get_docstring(ast.parse(file.read_text())) or "").strip().split("\n\n")[0]
+
+
 def about_module(file: Path, package_dir: Path, dest: Path) -> str:
     "A sentence about a module and, where its chapter is in the table of contents, a link to it."
-    text = file.read_text()
-    doc = (ast.get_docstring(ast.parse(text)) or "").strip().split("\n\n")[0]
+    text, doc = file.read_text(), module_doc(file)
     source = re.search(r"File to edit: (?:\.\./)*(\S+\.ipynb)", text)
     toc = dest.parent / "_toc.yml"
     page = source and source[1].removesuffix(".ipynb")
@@ -106,14 +110,16 @@ def write_api_pages(package_dir: Path, dest: Path) -> list[Path]:
     index = ["# The library, module by module", "", INTRODUCTION, "", shapes_figure(), ""]
     rooms = {name: name.split(".")[1] if "." in name else "" for name in names}
     listed = set()
-    for number, (title, about, firsts) in enumerate(FLOORS, 1):
+    def entry(name):
+        return f"- [`{name}`]({name}.md): {module_doc(names[name])}"
+    for title, about, firsts in FLOORS:
         here = [name for first in firsts for name in names if rooms[name] == first]
         listed |= set(here)
         if here:
-            index += [f"## Floor {number}: {title}", "", about, "", *[f"- [`{name}`]({name}.md)" for name in here], ""]
+            index += [f"## {title}", "", about, "", *map(entry, here), ""]
     rest = [name for name in names if name not in listed]
     if rest:
-        index += ["## Other modules", "", *[f"- [`{name}`]({name}.md)" for name in rest], ""]
+        index += ["## Other modules", "", *map(entry, rest), ""]
     (dest / "index.md").write_text("\n".join(index))
     return [dest / "index.md", *written]
 
