@@ -38,7 +38,7 @@ def test_injuries_are_undone(tmp_path):
 
 
 def test_a_full_disk_is_told_and_nothing_is_recorded(tmp_path):
-    clone = make_clone(tmp_path / "clone", 1, steps=5)
+    clone = make_clone(tmp_path / "clone", 1, steps=10)
     assert full_disk(clone) and scores(clone) == {}
 
 

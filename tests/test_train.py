@@ -440,7 +440,7 @@ def test_lower_precision_trains_in_it_and_keeps_the_weights_whole():
 
 
 def test_the_bar_is_silent_off_a_terminal(capfd):
-    go(steps=3)
+    go(steps=4)
     assert capfd.readouterr() == ("", "")
 
 

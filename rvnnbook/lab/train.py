@@ -321,6 +321,14 @@ class Outcome(NamedTuple):
     history: list[dict]  # one row a check
     legs: list[dict]     # who made which steps
 
+def _check_bounds(run, judge, time_budget):
+    "Refuse a training that would never end, or that would end before its first check."
+    if judge is None and math.isinf(run.limit) and math.isinf(time_budget):
+        raise ValueError("this training would never end: give steps, epochs, time_budget or judge")
+    if judge and run.limit < run.check_every:
+        raise ValueError(f"the training ends at step {run.limit}, before its first check at step "
+                         f"{run.check_every}")
+
 # %% ../../nbs/workshop/train.ipynb #cf27c8e0
 def train(
     model: nn.Module, batches: BucketLoader,   # trained in place, left with the best weights; data
@@ -337,11 +345,7 @@ def train(
     from tqdm import tqdm
     recipe = TrainConfig(**check_model(TrainConfig, recipe))
     run = Run(model, batches, recipe, folder and Path(folder), settings or {})
-    if judge is None and math.isinf(run.limit) and math.isinf(time_budget):
-        raise ValueError("this training would never end: give steps, epochs, time_budget or judge")
-    if judge and run.limit < run.check_every:
-        raise ValueError(f"the training ends at step {run.limit}, before its first check at step "
-                         f"{run.check_every}")
+    _check_bounds(run, judge, time_budget)
     restore(run)
     stop = False
     bar = tqdm(total=run.limit, initial=run.step, unit="step", disable=run.rank > 0 or None)

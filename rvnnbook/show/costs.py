@@ -102,7 +102,7 @@ def agreement(metrics: dict[str, dict]) -> list[str]:  # of `bench`; nothing to 
         return [f"BEWARE: the forms differ by {most:.0e} of the literal form's largest entry "
                 f"({'; '.join(wrong)}). They did not compute the same, and their ratios mean "
                 "nothing."]
-    everywhere = len(cases(worst)) == len(cases(metrics)) > 1
+    everywhere = 1 < len({split_metric(split)[0] for split in worst}) == len(cases(metrics))
     where = "in every case" if everywhere else f"at {'; '.join(worst)}"
     tipped = "; ".join(split for split in worst if "tipped" in metrics[split])
     return [f"Roots and gradients agree with the literal form's to {most:.0e} of their largest "
