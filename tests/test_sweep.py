@@ -358,6 +358,26 @@ def test_a_run_that_starts_below_the_root_sees_the_records(clone, monkeypatch):
     assert sweep(clone, file)[0] == 0 and len(results(clone)) == 1
 
 
+def test_a_job_of_slurm_is_requeued_once_for_several_signals(tmp_path):
+    code = """
+import os, signal, sys, threading
+from pathlib import Path
+from rvnnbook.lab.sweep import Order, SlurmRun
+folder, calls = Path(sys.argv[1]), []
+def requeue(number, frame):
+    calls.append(number)
+    for again in (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM):
+        os.kill(os.getpid(), again)
+    (folder / "stop").touch()
+signal.signal(signal.SIGUSR2, requeue)
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+run = SlurmRun(Order([sys.executable, "-c", "import time; time.sleep(100)"], folder / "log.txt", folder / "stop", {}, str(folder)))
+print(run().word, calls == [signal.SIGTERM])
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.stdout == "stopped True\n", done.stderr
+
+
 def test_a_failure_is_still_told_when_the_sweep_stops_before_the_next_attempt(tmp_path):
     stop = tmp_path / "stop"
     command = [sys.executable, "-c", f"open({str(stop)!r}, 'w'); raise SystemExit('no such data')"]

@@ -274,7 +274,13 @@ class SlurmRun(NamedTuple):
     order: Order             # what to start, and how
 
     def __call__(self) -> State:
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGUSR2))     # preempted or timed out
+        requeue, signals = signal.getsignal(signal.SIGUSR2), (signal.SIGTERM, signal.SIGUSR2)
+        def once(number, frame):               # Slurm may send both, and a signal several times
+            for each in signals:
+                signal.signal(each, signal.SIG_IGN)
+            requeue(number, frame)
+        for each in signals:                   # preempted, timed out
+            signal.signal(each, once)
         return attempt_run(self.order)
 
     def checkpoint(self):    # what submitit is to requeue
