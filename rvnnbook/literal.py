@@ -43,7 +43,7 @@ from .reference.ordered_memory import choose_slot, memory_update
 def same_noise(
     x: Tensor,                 # on the device of the noise
 ) -> torch.Generator:          # every form draws the same from it
-    "Where the noise of a form comes from."
+    "A generator of noise with a fixed seed."
     return torch.Generator(x.device).manual_seed(0)
 
 # %% ../nbs/implementations/literal.ipynb #27d60c2a
@@ -311,7 +311,7 @@ def tables_kept(weigh: Callable, logits: Tensor) -> float:     # logits (..., N,
 
 # %% ../nbs/implementations/literal.ipynb #077b0ffc
 class AttentionLayer(nn.Module):
-    "One layer of geometric attention, to be measured."
+    "One layer of geometric attention."
     def __init__(self, dim: int):            # D; heads have 16 channels where it allows
         super().__init__()
         self.heads = dim // 16 if dim % 16 == 0 else 1
@@ -332,7 +332,7 @@ library_attention = partial(attend_by_form, geometric_attention)
 
 # %% ../nbs/implementations/literal.ipynb #4bd7f02b
 class GatedMemory(nn.Module):
-    "A product that makes gates and inputs, and a scan that reads them."
+    "A linear map to gates and inputs, then a scan."
     def __init__(self, dim: int, form: str = "unbound"):   # or "indexed", or one of linear_scan
         super().__init__()
         self.leaf, self.form = nn.Linear(dim, 2 * dim), form
@@ -381,7 +381,7 @@ def self_iru_literal(
 
 # %% ../nbs/implementations/literal.ipynb #380f977e
 class TreeOfGates(nn.Module):
-    "A product, and a self-instantiated recurrent unit of depth 2 that reads what it makes."
+    "A linear map, then a self-instantiated recurrent unit of depth 2."
     def __init__(self, dim: int, form: str = "scans"):     # "scans", "loop" or "steps"
         super().__init__()
         self.leaf, self.unit, self.form = nn.Linear(dim, dim), IRU(dim, 2), form
@@ -392,7 +392,7 @@ class TreeOfGates(nn.Module):
         return states[torch.arange(len(x), device=x.device), mask.sum(1) - 1]
 
 def iru_loop(unit: IRU, x: Tensor) -> Tensor:      # (B, N, D) -> (B, N, D)
-    "The loop over tokens and nodes, its layers hoisted."
+    "The loop over tokens and nodes, after all linear maps."
     return self_iru_literal(x, [base(x)[0] for base in unit.bases], unit.gates(x))
 
 def iru_steps(unit: IRU, x: Tensor) -> Tensor:     # (B, N, D) -> (B, N, D)
