@@ -1,12 +1,12 @@
 """A device that every machine has: its tensors report the device "meta" and compute on the CPU.
 
 A GPU pays for two things that a CPU hides. A *launch* is an operation that computes or copies; views are free. A *wait* is a value that
-Python needs before it can go on: a number, or a size that depends on values. `PretendDevice` counts both, and raises where a GPU would:
-tensors of two devices in one operation, `numpy()`.
+Python needs before it can go on: a number, or a size that depends on values. `PretendDevice` counts both, and *uploads*, the tensors that
+are copied to the device. It raises where a GPU would: tensors of two devices in one operation, `numpy()`.
 
     with PretendDevice() as device:
         encoder(device.upload(x), device.upload(mask))
-    device.launches, device.waits
+    device.launches, device.waits, device.uploads
 """
 from functools import cache
 
@@ -97,6 +97,7 @@ class Operations(Watch, TorchDispatchMode):
             waits = here and (target == CPU or (asks_for_size(args) if name in TAKES_HOST_INDICES else sized))
             self.device.waits += waits
             self.device.launches += not waits and not free
+            self.device.uploads += target == META and any(one.ndim and not isinstance(one, DeviceTensor) for one in tensors)
         if wanted is not None:
             options["device"] = CPU
         found = func(*operands, **options)
@@ -132,6 +133,7 @@ class HostCalls(Watch, TorchFunctionMode):
             wanted = kwargs.get("device") or (like.device if like is not None else CPU)
             if torch.device(wanted) == META:
                 self.device.launches += 1                      # the copy from the CPU
+                self.device.uploads += 1
                 data = args[0] if like is None else args[1]
                 dtype = kwargs.get("dtype") or (like.dtype if like is not None else None)
                 return DeviceTensor(torch.tensor(data, dtype=dtype)).requires_grad_(kwargs.get("requires_grad", False))
@@ -145,9 +147,9 @@ class DeviceAutocast(torch.autocast):
 
 
 class PretendDevice:
-    "Within it, tensors that `upload` made compute; `launches` and `waits` count."
+    "Within it, tensors that `upload` made compute; `launches`, `waits` and `uploads` count."
     def __init__(self):
-        self.launches = self.waits = 0
+        self.launches = self.waits = self.uploads = 0
         self.modes = HostCalls(self), Operations(self)
 
     def __enter__(self):

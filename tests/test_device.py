@@ -2,6 +2,7 @@
 
 tests/pretend_device.py stands in for a GPU. There, small models pay for launches and waits before they pay for arithmetic."""
 import inspect
+from copy import deepcopy
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.testing import assert_close
 
 from rvnnbook.core import check_ids
 from rvnnbook.lab.records import read_records
+from rvnnbook.layers.tree_search import begin_search, join_steps, search_rows
 from rvnnbook.registry import create_encoder, list_encoders
 from rvnnbook.tasks.classify import Classifier
 from tests.launches import count_launches, expressions
@@ -60,6 +62,34 @@ def test_launches_and_waits(name):
     expected, found, counts = count_launches(name)
     assert_equal_results(found, expected)
     assert counts["launches"] <= SLACK * limits["launches"] and counts["waits"] <= limits["waits"], f"{name}: {counts}"
+
+
+@torch.no_grad()
+def test_search_loop_can_be_captured():
+    "The loop of beam search neither waits nor copies from the CPU, so a GPU captures it as a CUDA graph and replays it on other sentences."
+    torch.manual_seed(0)
+    encoder = create_encoder("ebt_grc", dim=16, beam=3, compiled=False).eval()
+    lengths, (leaves, others) = torch.tensor([9, 7, 4]), torch.randn(2, 3, 9, 16)
+    with PretendDevice() as device:
+        begun = begin_search(device.upload(deepcopy(encoder)), device.upload(leaves), lengths)
+        waits, uploads = device.waits, device.uploads
+        assert uploads, "the beginning copies indices to the device"
+        assert len(search_rows(encoder, *begun, lengths)[0]) == 8 and (device.waits, device.uploads) == (waits, uploads)
+    if torch.cuda.is_available():
+        encoder, (begun, fresh, warm) = encoder.cuda(), (begin_search(encoder.cuda(), one.cuda(), lengths) for one in (leaves, others, leaves))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            search_rows(encoder, *warm, lengths)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            found = search_rows(encoder, *begun, lengths)
+        for mine, theirs in zip((begun[0].nodes, *begun[1:]), (fresh[0].nodes, *fresh[1:])):
+            mine.copy_(theirs)
+        graph.replay()
+        expected = search_rows(encoder, *fresh, lengths)
+        for mine, theirs in zip(*(join_steps(*one, torch.arange(3).cuda(), begun[2]) for one in (found, expected))):
+            assert_close(mine, theirs)
 
 
 def test_ids_are_not_checked_where_that_would_wait():

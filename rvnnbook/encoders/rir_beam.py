@@ -15,8 +15,8 @@ from .efficient_beam import EfficientBeam
 from ..layers.chunks import chunk_size
 from ..layers.s4d import S4DLayer
 from ..layers.tree_search import (
-    PairArena, Search, encode_with_search, initial_scores, pack_tokens, replay_levels, score_rows,
-    search_and_replay, search_rows, sum_scores)
+    PairArena, Search, encode_with_search, initial_scores, join_steps, pack_tokens, replay_levels,
+    score_rows, search_and_replay, search_rows, sum_scores)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #dee03f13
 def _cut_level(widths: Tensor, arity: int, rule: str = "always") -> tuple[Tensor, Tensor]:
@@ -146,16 +146,14 @@ def _search_chunks(encoder, arena: PairArena, results: Tensor, below: Tensor, sc
     the decisions of the level.
     """
     longest, order = sizes.sort(descending=True, stable=True)
-    order, there = order.to(below), slice(None)
+    scores = scores[order := order.to(below)]
     real = length_mask(longest, below.shape[-1]).to(below.device)[:, None]
     rows = F.pad(torch.where(real, results[below[order]], 0), (1, 1)).flatten(0, 1)
-    scores = scores[order]
-    if rows.device.type == "cpu":                              # elsewhere, indexing would wait
-        there = (scores > -torch.inf).flatten()
+    there = (scores > -torch.inf).flatten() if rows.device.type == "cpu" else slice(None)
     logits = scores.new_zeros(len(rows), rows.shape[1] - 1)
-    logits[there] = score_rows(arena, rows[there])
-    found = search_rows(encoder, arena, rows, logits, scores, longest, order, generator)
-    return Search._make((*found, sizes, arena, below))
+    logits[there] = score_rows(arena, rows[there])             # a GPU would wait for a mask
+    found = search_rows(encoder, arena, rows, logits, scores, longest, generator)
+    return Search._make((*join_steps(*found, order, logits), sizes, arena, below))
 
 # %% ../../nbs/implementations/rir_beam.ipynb #09a58e81
 def nested_search(

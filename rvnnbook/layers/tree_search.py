@@ -7,10 +7,10 @@ __all__ = ['SAME_SIZE', 'merge_pairs', 'propose_pairs', 'prune_beam', 'active_co
            'build_beam_trace', 'follow_back', 'choose_proposals', 'noise_ahead', 'initial_scores', 'mark_repeated',
            'encode_with_search', 'Search', 'draw_kept', 'scale_kept', 'hash_pair', 'leaf_keys', 'Arena', 'note_kept',
            'find_pairs', 'pack_tokens', 'PairArena', 'score_rows', 'begin_search', 'blank_steps', 'write_steps',
-           'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors', 'label_nodes', 'states_after',
-           'ReplayPlan', 'plan_replay', 'replay_forward', 'activation_derivative', 'collect_gradients', 'Replay',
-           'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores', 'replay_levels',
-           'search_and_replay']
+           'join_steps', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors', 'label_nodes',
+           'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'activation_derivative', 'collect_gradients',
+           'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores',
+           'replay_levels', 'search_and_replay']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterable, Iterator
@@ -169,7 +169,7 @@ def follow_back(
     pointers: Tensor,      # which hypothesis each one continues, (T, B, K) in [0, K)
 ) -> tuple[Tensor, Tensor]:    # its slot after each step (T, B, K); before the first step (B, K)
     "Slots of the final hypotheses in all steps, from their back pointers."
-    slot, slots = torch.arange(pointers.shape[2], device=pointers.device), []
+    slots, slot = [], torch.arange(pointers.shape[2], device=pointers.device)
     slot = slot.expand(pointers.shape[1:])
     for continued in pointers.flip(0):
         slots.append(slot)
@@ -485,9 +485,8 @@ def begin_search(
     arena = PairArena(encoder, pack_tokens(leaves, lengths), room, False)
     places = inside.flatten().cumsum(0).view_as(inside) * inside
     rows = F.pad(places.to(leaves.device), (1, 1))
-    beams = rows, score_rows(arena, rows)
-    rows, logits = (box.repeat_interleave(encoder.beam, 0) for box in beams)
-    return arena, rows, logits, initial_scores(len(leaves), encoder.beam, leaves)
+    beams = [box.repeat_interleave(encoder.beam, 0) for box in (rows, score_rows(arena, rows))]
+    return arena, *beams, initial_scores(len(leaves), encoder.beam, leaves)
 
 # %% ../../nbs/implementations/tree_search.ipynb #ab30f1fb
 def blank_steps(
@@ -515,21 +514,21 @@ def write_steps(
             box[at] = torch.cat(parts).to(box.dtype)
 
 # %% ../../nbs/implementations/tree_search.ipynb #ab30f1fc
-def _join_steps(noted: list, order: Tensor, beam: int,
-                like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Decisions of all steps, with log Z = u - (s' - s).
-
-    `noted`: of each step: around, made, parents; chosen u, scores before and after; `order`: which
-    sentences take part, a prefix in each step, (B,); `beam`: K; `like`: gives the type of log Z,
-    and the device. Returns: around, made, parents and norms of a Search.
-    """
-    boxes = blank_steps(len(noted), len(order), beam, like)
+def join_steps(
+    noted: list,           # of each step: around, made, parents; chosen u, s before and after
+    ended: list,           # places of final nodes and s of sentences, those that end first first
+    order: Tensor,         # which sentences take part, a prefix in each step, (B,)
+    like: Tensor,          # gives the type of log Z, and the device
+) -> tuple:                # the fields of a Search up to the final scores
+    "Decisions of all steps, with log Z = u - (s' - s), in the order of the sentences."
+    boxes = blank_steps(len(noted), len(order), ended[0][1].shape[1], like)
     if noted:
         *decided, chosen, before, after = zip(*noted)
         chosen, before, after, parents = map(torch.cat, (chosen, before, after, decided[2]))
         norms = chosen + before.gather(1, parents) - after
         write_steps(boxes, [order[:len(one)] for one in decided[2]], (*decided, [norms]))
-    return boxes
+    roots, scores = (torch.cat(parts[::-1])[order.argsort()] for parts in zip(*ended))
+    return *boxes, roots.long(), scores.to(like.dtype)
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e6
 def _choice_table(entries: Tensor, pairs: int, beam: int) -> Tensor:
@@ -562,20 +561,19 @@ def search_rows(
     logits: Tensor,        # scores of the pairs, -inf where there is none, (B K, N+1)
     scores: Tensor,        # s, (B, K), -inf for none
     sizes: Tensor,         # nodes of each row, (B,), the greatest N
-    order: Tensor,         # which sentence or chunk each of them is, (B,)
     generator: torch.Generator | None = None,    # of the noise
-) -> Any:                  # the fields of a Search up to the final scores
+) -> tuple[list, list]:   # steps and final nodes, as `join_steps` takes them
     "Beam search over rows of places (rir section 2)."
     beam, counts, ended, noted = encoder.beam, active_counts(sizes), [], []
     most = 0 if rows.device.type == "cpu" else 1 << 20         # elsewhere, few launches
     noise = (noise_ahead(counts, beam, scores, generator, most)
              if encoder.training and encoder.noise else None)
-    kind, scores = logits.dtype, scores.double()               # see _join_steps
-    rows = _pack_rows(rows, logits).view(len(order), beam, -1).mT
+    kind, scores = logits.dtype, scores.double()               # see join_steps
+    rows = _pack_rows(rows, logits).view(len(scores), beam, -1).mT
     entries = torch.arange(max(rows.shape[1], beam), device=rows.device)
     table, keys = _choice_table(entries, len(counts), beam), (
         leaf_keys(len(arena.nodes), rows.device) if encoder.distinct else None)
-    for step, going in enumerate(counts):
+    for going in counts:
         if going < len(scores):
             ended.append((rows[going:, 2].clone(), scores[going:]))
         if not going:
@@ -592,10 +590,7 @@ def search_rows(
         rows = _merge_rows(rows, at.mT, new.mT, entries)
         noted.append((around, new[..., 1], parent[..., 0],
                       found[..., 3].view(kind), before, scores))
-    boxes = _join_steps(noted, order, beam, logits)
-    roots, scores = (torch.cat(parts[::-1])[order.argsort()] for parts in zip(*ended))
-    return *boxes, roots.long(), scores.to(kind)
-
+    return noted, ended
 
 # %% ../../nbs/implementations/tree_search.ipynb #b61df9e5
 @torch.no_grad()
@@ -607,9 +602,9 @@ def arena_search(
 ) -> Search:               # the decisions, and the nodes that were made
     "Beam search for trees in an arena (rir section 2)."
     arena, rows, logits, scores = begin_search(encoder, leaves, lengths)
-    found = search_rows(encoder, arena, rows, logits, scores, lengths,
-                        arena.places[:len(leaves)], generator)
-    return Search._make((*found, lengths, arena, None))
+    found = search_rows(encoder, arena, rows, logits, scores, lengths, generator)
+    joined = join_steps(*found, arena.places[:len(leaves)], logits)
+    return Search._make((*joined, lengths, arena, None))
 
 # %% ../../nbs/implementations/tree_search.ipynb #b73074a1
 class Lineages(NamedTuple):
@@ -849,10 +844,7 @@ class LineageScores(torch.autograd.Function):
         logits, pairs, births, scored, norms = ctx.saved_tensors
         rates = (-norms.double()).masked_fill(~scored, -torch.inf)
         deaths = torch.arange(1, norms.shape[-1] + 1, device=norms.device)
-        if grad.device.type == "cpu":
-            lived = torch.stack([log_sums(rates, birth, deaths) for birth in births.unbind(-1)], -1)
-        else:                                  # without a wait for the longest window, in one call
-            lived = log_sums(rates, births.movedim(-1, 0), deaths, norms.shape[-1]).movedim(0, -1)
+        lived = log_sums(rates, births.movedim(-1, 0), deaths, norms.shape[-1]).movedim(0, -1)
         scores = F.pad(logits.double(), (0, 1), value=-torch.inf)
         grads = F.pad(scored[..., None].double(), (1, 1)) - (scores[pairs] + lived).exp()
         grads = grads * grad.double()[..., None, None]
