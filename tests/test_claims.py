@@ -140,7 +140,7 @@ def test_times_are_compared_on_one_machine_only(page):
     assert told("another core", 1.0, 3.1) == told("another core", 1.0, 2.9) == "smaller scale"
 
 
-def test_a_model_that_stands_in_is_no_evidence(page):
+def test_a_parser_without_a_grammar_is_no_evidence(page):
     records = [make(experiment="parsing", profile="paper", modules=CODE, metrics={"published, geo, test": {"exact_match": share, "count": 280, "accuracy": share}},
                     parameters={"encoder": "bilstm", "task": "geo", "base": "linear", **own})
                for share, own in ((.8, {"decoder": "lstm"}), (.95, {"decoder": "self_iru", "depth": 1}))]

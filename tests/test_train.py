@@ -308,6 +308,23 @@ def test_the_count_of_bad_checks_survives_interruptions(tmp_path):
     assert [row["learning_rate"] for row in outcome.history] == [1e-2] * 5 + [5e-3] * 4 + [2.5e-3] * 2
 
 
+@pytest.mark.parametrize("optimizer", ["radam_lookahead", "adamw"])
+def test_rewind_and_decay_survive_interruptions(optimizer, tmp_path):
+    "A rewind restores weights and optimizer of the best check, also after every step has been interrupted."
+    values = [5, 4, 6, 6, 3, 6, 6, 2, 9, 9, 9, 9]
+    rewound = {"rewind": 3, "halve_after": 2, "patience": None, "steps": 12}
+    for name, recipe in {"rewound": rewound, "decayed": {"decay": .5, "decay_after": 2, "halve_after": None, "patience": None, "steps": 12}}.items():
+        straight, outcome = go(tmp_path / name, judge=scripted(values)[0], check_every=1, optimizer=optimizer, **recipe)
+        for step, value in enumerate(values[:outcome.step]):
+            model, part = go(tmp_path / f"{name} parts", judge=scripted([value])[0], check_every=1, optimizer=optimizer, **recipe, time_budget=0.0)
+            assert part.finished == (step + 1 == outcome.step)
+        assert timeless(part.history) == timeless(outcome.history)
+        assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), straight.state_dict().values()))
+        rates = [row["learning_rate"] for row in outcome.history]
+        assert rates == ([1e-2] * 4 + [5e-3] * 3 + [2.5e-3] * 3 if name == "rewound" else [1e-2] * 3 + [1e-2 / 2 ** k for k in range(1, 10)])
+        assert outcome.reason == ("stalled" if name == "rewound" else "limit")
+
+
 @pytest.mark.parametrize("metric, better, best", [("accuracy", None, 3), ("nll", None, 1), ("f1", "max", 3), ("accuracy", "min", 1)])
 def test_better_is_what_the_metric_means(metric, better, best):
     judge, seen = scripted([0.1, 0.5, 0.9, 0.9, math.nan], metric)
@@ -343,7 +360,7 @@ def test_the_best_weights_can_be_had_from_the_folder(whole):
 
 @pytest.mark.parametrize("options, complaint", [
     ({"precision": "fp16"}, "precision is 'fp16': Input should be 'no' or 'bf16'"), ({"optimizer": "sgd"}, "optimizer is 'sgd': Input should be 'radam_lookahead'"),
-    ({"steps": None}, "one of steps, epochs and patience must end the run"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "better is 'more'"),
+    ({"steps": None}, "one of steps, epochs and patience must end the run"), ({"decay": .9, "rewind": 2}, "exclude each other"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "better is 'more'"),
     ({"learning_rate": 0.0}, "learning_rate is 0.0: Input should be greater than 0"), ({"steps": 2.5}, "steps is 2.5: "), ({"learning_rat": 1.0}, "Did you mean 'learning_rate'"),
     ({"clip": -1.0, "weight_decay": -1.0}, "weight_decay is -1.0: .* greater than or equal to 0; clip is -1.0: "), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is nll")])
 def test_recipes_that_cannot_be_meant_are_refused(options, complaint):

@@ -313,7 +313,7 @@ def test_every_model_of_the_papers_table_that_the_experiment_has_leads_to_it():
 
 @pytest.mark.parametrize("accuracy", [.875, .5])
 @pytest.mark.parametrize("profile", ["cpu", "paper"])
-def test_a_stand_in_neither_reproduces_nor_differs(accuracy, profile):
+def test_a_parser_without_a_grammar_neither_reproduces_nor_differs(accuracy, profile):
     own = {"encoder": "bilstm", "decoder": "lstm", "task": "geo", "base": "linear"}
     found = judged([run(accuracy, experiment="parsing", split="published, geo, test", profile=profile, **own)],
                    "self_iru.table5", "TranX (their run)", "geo")

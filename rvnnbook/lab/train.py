@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -43,6 +44,9 @@ class TrainConfig(BaseModel):
     weight_decay: float = Field(1e-2, ge=0, description="decoupled from the gradient")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient; inf: no clipping")
     halve_after: int | None = Field(3, description="checks without improvement per halving")
+    rewind: int | None = Field(None, description="halvings, each back to the best; then stop")
+    decay: float | None = Field(None, description="factor of the learning rate at each check")
+    decay_after: int | None = Field(None, description="checks before the first decay")
     patience: int | None = Field(4, description="more checks in a row without improvement: stop")
     metric: str = Field("nll", description="number of the judge that decides what improves")
     better: Literal["min", "max"] | None = Field(None, description="None: as BETTER says")
@@ -59,6 +63,8 @@ class TrainConfig(BaseModel):
             raise ValueError(f"better must say whether {self.metric} is better at its min or max")
         if self.steps is self.epochs is self.patience is None:
             raise ValueError("one of steps, epochs and patience must end the run")
+        if self.decay and self.rewind:
+            raise ValueError("decay and rewind exclude each other")
         return self
 
 # %% ../../nbs/workshop/train.ipynb #fc546dc6
@@ -81,7 +87,8 @@ class Run:
         self.parameters = [tensor for tensor in model.parameters() if tensor.requires_grad]
         self.optimizer = make_optimizer(self.parameters, recipe.optimizer, recipe.learning_rate,
                                         recipe.weight_decay)
-        fixed = recipe.model_dump(exclude={"steps", "epochs", "patience"})       # these may change
+        fixed = recipe.model_dump(exclude={"steps", "epochs", "patience"},       # these may change
+                                  exclude_none=True)
         dealt = {f"batches.{name}": value for name, value in batches.settings.items()}
         self.settings = {**settings, **fixed, "processes": self.world, **dealt}
         self.check_every = recipe.check_every or len(batches)
@@ -89,14 +96,17 @@ class Run:
         self.limit = min((limit for limit in limits if limit is not None), default=math.inf)
         self.step, self.stalled, self.losses = 0, 0, [0.0, 0]   # sum and count since a check
         self.history, self.legs, self.best, self.best_row = [], [], None, None
+        self.best_optimizer = None      # with rewind: its packed state, the tensors of this
         self.began = self.saved = time.monotonic()
 
     @property
     def ended(self) -> str | None:
         "Why there is nothing left to do; None if there is."
         patience = math.inf if self.recipe.patience is None else self.recipe.patience
+        halved = self.recipe.learning_rate / self.optimizer.param_groups[0]["lr"]
+        spent = self.recipe.rewind and halved >= 2 ** self.recipe.rewind
         return ("limit" if self.step >= self.limit else
-                "stalled" if self.stalled > patience else None)
+                "stalled" if self.stalled > patience or spent else None)
 
 # %% ../../nbs/workshop/train.ipynb #eb1206c2
 def gradient(run: Run, batch: NamedTuple, loss: Callable) -> float:    # loss(model, batch): mean
@@ -136,8 +146,9 @@ def copy_of(model: nn.Module) -> dict:     # anywhere -> name -> tensor, on the 
     return {name: tensor.detach().cpu().clone().contiguous()
             for name, tensor in model.state_dict().items()}
 
+# %% ../../nbs/workshop/train.ipynb #1f6da596
 def check(run: Run, judge: Callable | None):       # at a step where it is due; as in `train`
-    "Write down how it goes; keep the best model, halve the learning rate where it stalls."
+    "Write down how it goes; keep the best model, lower the learning rate by the recipe."
     from accelerate.utils import broadcast_object_list
     found, metric = {}, run.recipe.metric
     if judge:
@@ -153,17 +164,26 @@ def check(run: Run, judge: Callable | None):       # at a step where it is due; 
            "loss": run.losses[0] / run.losses[1], **found,
            "learning_rate": run.optimizer.param_groups[0]["lr"], "seconds": seconds}
     run.history.append(row)
-    run.losses = [0.0, 0]
+    run.losses, groups = [0.0, 0], run.optimizer.param_groups
+    if run.recipe.decay and len(run.history) > (run.recipe.decay_after or 0):
+        for group in groups:
+            group["lr"] *= run.recipe.decay
     if judge is None:
         return
     sign = 1 if run.recipe.better == "max" else -1
     if sign * row[metric] > (sign * run.best_row[metric] if run.best_row else -math.inf):
         run.best, run.best_row, run.stalled = copy_of(run.model), row, 0
+        if run.recipe.rewind:
+            run.best_optimizer = pack_state(run.optimizer.state_dict(), tensors := {}), tensors
         return
     run.stalled += 1
     if run.recipe.halve_after and run.stalled % run.recipe.halve_after == 0:
+        rate = groups[0]["lr"] / 2
+        if run.recipe.rewind:
+            run.model.load_state_dict(run.best)
+            run.optimizer.load_state_dict(deepcopy(unpack_state(*run.best_optimizer)))
         for group in run.optimizer.param_groups:
-            group["lr"] /= 2
+            group["lr"] = rate
 
 # %% ../../nbs/workshop/train.ipynb #68388b5f
 def pack_state(value, tensors: dict, name: str = "state"):     # tensors: filled, name -> tensor
@@ -266,6 +286,8 @@ def save(run: Run):    # at the end of a step
         if run.best is not None:
             tensors["best"] = run.best
         state = {name: getattr(run, name) for name in ("settings", *_KEPT)}
+        if run.best_optimizer:
+            state["best_optimizer"], tensors["best_optimizer"] = run.best_optimizer
         state |= {"position": run.batches.state_dict(), "random": random,
                   "optimizer": pack_state(run.optimizer.state_dict(), tensors["optimizer"])}
         write_checkpoint(run.folder, run.step, tensors, state)
@@ -288,6 +310,8 @@ def restore(run: Run):    # just made
         run.optimizer.load_state_dict(unpack_state(state["optimizer"], tensors["optimizer"]))
         run.batches.load_state_dict(state["position"])
         vars(run).update({name: state[name] for name in _KEPT}, best=tensors.get("best"))
+        if "best_optimizer" in state:
+            run.best_optimizer = state["best_optimizer"], tensors["best_optimizer"]
         random = {name: torch.frombuffer(bytearray.fromhex(rows[run.rank]), dtype=torch.uint8)
                   for name, rows in state["random"].items()}
         torch.set_rng_state(random["cpu"])
