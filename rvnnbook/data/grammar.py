@@ -218,23 +218,26 @@ def tree_of(
     "The tree that actions build, the inverse of `actions_of` (Yin & Neubig 2018)."
     waiting, types = list(reversed(names)), {kind for kind, *_ in grammar.values()}
 
-    def build(field) -> Any:
-        kind = field_type(field)
-        if "*" in field:
-            parts = []
-            while (part := build(kind)) != REDUCE:
-                parts.append(part)
-            return parts
+    def build(kind) -> Any:
         if not waiting:
             raise GrammarError(f"the tree is not complete after {len(names)} actions")
         name = waiting.pop()
-        if name == REDUCE or kind not in types:
+        if kind not in types:
             return name
         if grammar.get(name, ("",))[0] != kind:
             raise GrammarError(f"{name!r} does not fit a field of type {kind}")
-        return (name, *[build(below) for below in grammar[name][1:]])
+        return (name, *[fill(field) for field in grammar[name][1:]])
 
-    tree = build(ROOT)
+    def fill(field):
+        if "*" not in field:
+            return build(field_type(field))
+        parts = []
+        while waiting[-1:] != [REDUCE]:
+            parts.append(build(field_type(field)))
+        waiting.pop()
+        return parts
+
+    tree = fill(ROOT)
     if waiting:
         raise GrammarError(f"the tree is complete before the last {len(waiting)} actions")
     return tree

@@ -86,13 +86,15 @@ def open_root(
 def advance(
     table: ActionTable,  # of the grammar
     fields: OpenFields,  # before the action
-    actions: Tensor,     # one for each tree, which fits, (R,) int64
+    actions: Tensor,     # one for each tree; one that does not fit changes nothing, (R,) int64
     step: int,           # its place in the sequence, from 0
 ) -> OpenFields:
     "The open fields after an action (Yin & Neubig 2018)."
     stack, parents, top = fields
-    stays = table.stays[stack.gather(1, top)] & (actions[:, None] != table.rules[REDUCE])
-    opened, count = table.opened[actions].tensor_split([-1], dim=1)
+    field = stack.gather(1, top)
+    fits = table.allowed[field[:, 0], actions][:, None]
+    stays = table.stays[field] & (actions[:, None] != table.rules[REDUCE]) | ~fits
+    opened, count = (table.opened[actions] * fits).tensor_split([-1], dim=1)
     top = top - 1 + stays.long()
     places = top + 1 + torch.arange(opened.shape[1], device=top.device)
     return OpenFields(stack.scatter(1, places, opened), parents.scatter(1, places, step),
@@ -273,7 +275,8 @@ def parse(
     def step(actions, state):
         if state is None:
             seen, unit = decoder.initial(memory)
-            fields, states = open_root(table, len(rows), longest + 9), seen[None, :, :][:0]
+            room = table.opened.shape[1] * (longest + 2)
+            fields, states = open_root(table, len(rows), room), seen[None, :, :][:0]
         else:
             fields, seen, unit, states = state
             fields = advance(table, OpenFields(*fields), actions, len(states) - 1)
