@@ -320,6 +320,14 @@ def test_a_parser_without_a_grammar_neither_reproduces_nor_differs(accuracy, pro
     assert math.isclose(found.pair.ours, 100 * accuracy) and found.verdict == "smaller scale"
 
 
+@pytest.mark.parametrize("changed", [{}, {"learning_rate": .001}, {"dropout": .3}, {"grammar": False}, {"dim": 128}, {"epochs": 199}])
+def test_a_parser_is_judged_with_the_settings_of_its_task(changed):
+    own = {"encoder": "bilstm", "decoder": "lstm", "task": "geo", "base": "linear", "grammar": True, "dim": 256, "batch_size": 10, "beam": 5,
+           "learning_rate": .0025, "dropout": .5, "epochs": 200, **changed}
+    found = judged([run(.88, experiment="parsing", split="published, geo, test", count=280, profile="paper", parameters=own)], "self_iru.table5", "TranX (their run)", "geo")
+    assert found.verdict == ("smaller scale" if changed else "reproduced")
+
+
 @given(st.lists(st.integers(900, 1000), min_size=1, max_size=4), st.integers(10, 10**4))
 def test_an_answer_is_computed_from_the_runs(shares, count):
     records = [run(share / 1000, seed=seed, count=count) for seed, share in enumerate(shares)]

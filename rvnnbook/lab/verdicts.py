@@ -68,6 +68,7 @@ def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # tab
     "Whether a run had the paper's settings and ended as the paper's training did."
     name, parameters, ended = record["experiment"], record["parameters"], how_ended(record, curve)
     settings = PAPERS["settings"].get(name, {}) | PAPERS["table_settings"].get(table, {})
+    settings |= PAPERS["task_settings"].get(name, {}).get(parameters.get("task"), {})
     if (record["profile"] != "paper" or not record["finished"] or name in PAPERS["other_settings"]
             or any(parameters.get(key) != value for key, value in settings.items())):
         return False
