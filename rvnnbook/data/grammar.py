@@ -34,7 +34,7 @@ SyntaxTree = tuple       # (constructor, *children); a child: a tree, a list of 
 
 
 class GrammarError(ValueError):
-    "Symbols that are no formula of a grammar, or actions that build no tree."
+    "The symbols are not a formula of the grammar, or the actions do not build a tree."
 
 # %% ../../nbs/implementations/grammar.ipynb #a70005
 class _Symbols:
@@ -42,15 +42,17 @@ class _Symbols:
     def __init__(self, symbols: Iterable[str]):
         self.symbols, self.place = tuple(symbols), 0
 
-    def next(self) -> str:
-        if self.place == len(self.symbols):
-            raise GrammarError("the formula ends too early")
-        self.place += 1
-        return self.symbols[self.place - 1]
-
     def accept(self, symbol: str) -> bool:
         found = self.symbols[self.place:self.place + 1] == (symbol,)
         self.place += found
+        return found
+
+    def name(self) -> str:       # any symbol but brackets and separators
+        if self.place == len(self.symbols):
+            raise GrammarError("the formula ends too early")
+        self.place += 1
+        if (found := self.symbols[self.place - 1]) in ("(", ")", ",", ";", "\\+"):
+            raise GrammarError(f"expected a name as symbol {self.place}, not {found!r}")
         return found
 
     def expect(self, symbol: str, result: Any = None) -> Any:
@@ -75,12 +77,12 @@ def read_lambda(
     source = _Symbols(symbols)
 
     def expression():
-        symbol = source.next()
-        if symbol != "(":
+        if not source.accept("("):
+            symbol = source.name()
             number = re.fullmatch(r"\d+:(i|hr)", symbol)
             return "Variable" if symbol[0] == "$" else "Number" if number else "Entity", symbol
-        head = source.next()
-        if head in ("<", "=", ">"):
+        head = source.name()
+        if head in ("<", "=", ">"):      # the two sides are read before the closing bracket
             return source.expect(")", ("Compare", (head,), expression(), expression()))
         if head not in _OPERATORS:
             return "Apply", head, several()
@@ -88,7 +90,7 @@ def read_lambda(
         if name in ("And", "Or"):
             return name, several()
         kinds = [field.split()[0] for field in LAMBDA[name][1:]]
-        parts = [expression() if kind == "expr" else source.next() for kind in kinds]
+        parts = [expression() if kind == "expr" else source.name() for kind in kinds]
         return source.expect(")", (name, *parts))
 
     def several():
@@ -143,12 +145,12 @@ def read_prolog(
             return "Not", condition()
         if source.accept("("):
             return source.expect(")", disjunction())
-        name = source.next()
+        name = source.name()
         source.expect("(")
         return source.expect(")", ("Apply", name, separated(argument)))
 
     def argument():
-        symbol = source.next()
+        symbol = source.name()
         return "Variable" if symbol[0].isupper() else "Literal", symbol
 
     return source.end(disjunction())
@@ -179,8 +181,8 @@ REDUCE, ROOT = "Reduce", "expr root"       # the action that closes a list; the 
 class Action(NamedTuple):
     "A step of building a tree."
     name: str            # a constructor, a symbol or REDUCE
-    field: str           # the open field, "type name"
-    parent: int          # step that created the node with this field; 0 for the root
+    field: str           # the current field, "type name"
+    parent: int          # step that created the node with this field; for the root's field 0
 
 
 def field_type(
@@ -191,7 +193,7 @@ def field_type(
 
 
 def actions_of(
-    tree: SyntaxTree,            # of the grammar
+    tree: SyntaxTree,            # the formula
     grammar: dict,               # LAMBDA or PROLOG
 ) -> list[Action]:
     "The actions that build a tree (Yin & Neubig 2018)."

@@ -25,9 +25,9 @@ from .seq2seq import AnswerBeam, Memory, search_answers
 # %% ../../nbs/implementations/parser.ipynb #b70005
 class ActionTable(nn.Module):
     "The actions of a grammar as numbers, and what each may do (Yin & Neubig 2018)."
-    opened: Tensor       # fields that an action opens, the first one last, and their count, (V, 4)
+    opened: Tensor       # the fields that an action opens, the first one last; their number, (V, W)
     allowed: Tensor      # whether an action fits a field, (F, V) bool
-    stays: Tensor        # whether a field stays open after an action, (F,) bool
+    stays: Tensor        # whether a field stays after actions but REDUCE, (F,) bool
     def __init__(
         self,
         grammar: dict,             # LAMBDA or PROLOG
@@ -75,7 +75,7 @@ class OpenFields(NamedTuple):
 def open_root(
     table: ActionTable,  # of the grammar
     rows: int,           # R, trees
-    room: int,           # S, largest number of open fields, >= 2
+    room: int,           # S, largest number of open fields and W more
 ) -> OpenFields:
     "The stacks before the first action: the field of the root is open."
     stack = table.opened.new_zeros(rows, room)
@@ -161,7 +161,7 @@ class ActionDecoder(nn.Module):
         table: ActionTable,      # the actions
         dim: int,                # D, width of the states, a multiple of 8
         unit: nn.Module | None,  # of width D, called like an LSTM; None: an LSTM
-        parents: bool,           # whether it reads the open field and its parent
+        parents: bool,           # whether it reads the current field and its parent
         dropout: float,          # of attentional vectors, in [0, 1)
     ):
         super().__init__()
@@ -186,7 +186,7 @@ class ActionDecoder(nn.Module):
         return torch.zeros_like(first), (first[None], torch.zeros_like(first)[None])
 
     def forward(self, memory: Memory, keys: Tensor, x: list[Tensor], state: Any) -> tuple:
-        """`keys`: W h, (B, N, D); `x`: inputs, (B, ...) each; `state`: of the unit. Returns: s_t
+        """`keys`: W_q h, (B, N, D); `x`: inputs, (B, ...) each; `state`: of the unit. Returns: s_t
         (B, D), the attentional vector (B, D), the state to go on with."""
         joined = torch.cat(x, -1)[:, None]
         s, state = run_reader(self.unit, self.narrow(joined) if self.narrow else joined, state)
@@ -203,7 +203,7 @@ class Parser(nn.Module):
         table: ActionTable,             # the actions
         dim: int = 256,                 # D, width of the states, a multiple of 8
         unit: nn.Module | None = None,  # of width D, called like an LSTM; None: an LSTM
-        parents: bool = False,          # whether the decoder reads the open field and its parent
+        parents: bool = False,          # whether it reads the current field and its parent
         dropout: float = 0.0,           # of attentional vectors, in [0, 1)
     ):
         super().__init__()
