@@ -239,7 +239,7 @@ def tree_of(
         waiting.pop()
         return parts
 
-    tree = fill(ROOT)
+    tree = build(field_type(ROOT))
     if waiting:
         raise GrammarError(f"the tree is complete before the last {len(waiting)} actions")
     return tree
