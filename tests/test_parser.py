@@ -18,7 +18,7 @@ from rvnnbook.tasks.parser import (
     answer_trees,
     collate_parses,
     open_root,
-    parse,
+    search_actions,
     parser_loss,
     predict_actions,
 )
@@ -204,7 +204,7 @@ def test_a_beam_of_one_is_greedy(unit, parents):
     complete = 0
     for seed in range(4):
         model, batch = make(unit, parents, seed).eval(), batch_of()
-        found = parse(model, batch.ids, batch.mask, 25, beam=1).words[:, 0].tolist()
+        found = search_actions(model, batch.ids, batch.mask, 25, beam=1).words[:, 0].tolist()
         for row, (ids, mask) in enumerate(zip(batch.ids, batch.mask)):
             with torch.no_grad():
                 expected = greedy(model, ids[mask][None], 25)
@@ -224,7 +224,7 @@ def test_a_wide_search_finds_the_best_of_all_trees(parents):
         torch.manual_seed(seed)
         model = Parser(len(WORDS), table, 16, None, parents).double().eval()
         ids = torch.tensor([[1, 2, 3]])
-        found = parse(model, ids, ids > 0, 6, beam=400)
+        found = search_actions(model, ids, ids > 0, 6, beam=400)
         sums = []
         for numbers in all_paths:
             example = ParseExample(tuple("abc"), actions_of(tree_of([table.names[number] for number in numbers], SMALL), SMALL))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ActionTable', 'OpenFields', 'open_root', 'advance', 'ParseExample', 'ParseBatch', 'collate_parses', 'QuestionEncoder',
-           'ActionDecoder', 'Parser', 'predict_actions', 'parser_loss', 'parse', 'answer_trees']
+           'ActionDecoder', 'Parser', 'predict_actions', 'parser_loss', 'search_actions', 'answer_trees']
 
 # %% ../../nbs/implementations/parser.ipynb #b70002
 import math
@@ -260,7 +260,7 @@ def parser_loss(
 
 # %% ../../nbs/implementations/parser.ipynb #b70015
 @torch.no_grad()
-def parse(
+def search_actions(
     model: Parser,             # is set to eval mode
     ids: Tensor,               # tokens of the questions, (B, N) int64
     mask: Tensor,              # True = token, (B, N) bool
@@ -302,6 +302,6 @@ def answer_trees(
     beam: int = 5,             # K, beam width
 ) -> list:                     # a syntax tree each; None: not complete
     "The syntax trees of the best answers (Yin & Neubig 2018)."
-    found = parse(model, batch.ids, batch.mask, longest, beam).words[:, 0].tolist()
+    found = search_actions(model, batch.ids, batch.mask, longest, beam).words[:, 0].tolist()
     return [tree_of([model.table.names[action] for action in row[:row.index(END)]],
                     model.table.grammar) if END in row else None for row in found]
