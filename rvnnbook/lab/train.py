@@ -44,7 +44,7 @@ class TrainConfig(BaseModel):
     weight_decay: float = Field(1e-2, ge=0, description="decoupled from the gradient")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient; inf: no clipping")
     halve_after: int | None = Field(3, description="checks without improvement per halving")
-    rewind: int | None = Field(None, description="halvings, each back to the best; then stop")
+    rewind: int | None = Field(None, description="halvings until the end; each restores the best")
     decay: float | None = Field(None, description="factor of the learning rate at each check")
     decay_after: int | None = Field(None, description="checks before the first decay")
     patience: int | None = Field(4, description="more checks in a row without improvement: stop")
@@ -96,7 +96,7 @@ class Run:
         self.limit = min((limit for limit in limits if limit is not None), default=math.inf)
         self.step, self.stalled, self.losses = 0, 0, [0.0, 0]   # sum and count since a check
         self.history, self.legs, self.best, self.best_row = [], [], None, None
-        self.best_optimizer = None      # with rewind: its packed state, the tensors of this
+        self.best_optimizer = None      # with rewind: packed state and its tensors
         self.began = self.saved = time.monotonic()
 
     @property
