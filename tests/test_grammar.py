@@ -88,7 +88,7 @@ def test_every_action_fills_a_field_of_its_parent(drawn):
         elif field_type(action.field) in types:
             assert grammar[action.name][0] == field_type(action.field)
     inner = nodes(tree)
-    assert sum(action.name == node[0] for node in inner[:1] for action in actions) >= 1
+    assert actions[0].name == tree[0]
     assert len(actions) == len(inner) + sum(isinstance(child, (str, list)) for node in inner for child in node[1:])
 
 
