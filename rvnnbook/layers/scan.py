@@ -109,4 +109,5 @@ def linear_scan(
     dtype = reduce(torch.promote_types, (f.dtype, b.dtype, c0.dtype), torch.float32)
     if dtype.is_complex:
         raise TypeError(f"f, b and c0 must be real, got {f.dtype}, {b.dtype} and {c0.dtype}")
-    return Scan.apply(f.to(dtype), b.to(dtype), c0.to(dtype), FORMS[form])
+    f, b, c0 = f.to(dtype), b.to(dtype), c0.to(dtype)
+    return Scan.apply(f, b, c0, FORMS[form]) if b.shape[1] > 1 else torch.addcmul(b, f, c0[:, None])

@@ -232,14 +232,14 @@ def predict_actions(
     keys, (seen, state) = decoder.query(memory.states), decoder.initial(memory)
     before = decoder.actions(F.pad(batch.actions[:, :-1], (1, 0), value=START))
     fields = decoder.fields and decoder.fields(F.pad(batch.fields[:, 1:], (1, 0)))
-    rows, states, found = torch.arange(len(seen), device=seen.device), [], []
+    rows, states, found = torch.arange(len(seen), device=seen.device), seen[None][:0], []
     for t in range(before.shape[1]):
         x = [before[:, t], seen]
         if fields is not None:
-            parent = torch.stack(states)[batch.parents[:, t], rows] if t else 0 * seen
+            parent = states[batch.parents[:, t], rows] if t else 0 * seen
             x += [fields[:, t], parent]
         s, seen, state = decoder(memory, keys, x, state)
-        states.append(s)
+        states = torch.cat([states, s[None]])
         found.append(seen)
     return model.log_probs(torch.stack(found, 1))
 
@@ -271,26 +271,28 @@ def search_actions(
     table, decoder, encoded = model.table, model.decoder, model.eval().encoder(ids, mask)
     memory = Memory(*(part.repeat_interleave(beam, 0) for part in encoded))
     keys, rows = decoder.query(memory.states), torch.arange(len(memory.root), device=ids.device)
+    states = memory.root.new_empty(longest + 1, *memory.root.shape)    # of all steps so far
 
     def step(actions, state):
         if state is None:
             seen, unit = decoder.initial(memory)
             room = table.opened.shape[1] * (longest + 2)
-            fields, states = open_root(table, len(rows), room), seen[None, :, :][:0]
+            fields, lines = open_root(table, len(rows), room), rows[:, None][:, :0]
         else:
-            fields, seen, unit, states = state
-            fields = advance(table, OpenFields(*fields), actions, len(states) - 1)
-        stack, parents, top = fields
+            fields, seen, unit, lines = state
+            fields = advance(table, OpenFields(*fields), actions, lines.shape[1] - 1)
+        (stack, parents, top), t = fields, lines.shape[1]
         field, x = stack.gather(1, top)[:, 0], [decoder.actions(actions), seen]
         if decoder.fields is not None:
-            parent = states[parents.gather(1, top)[:, 0], rows] if len(states) else 0 * seen
-            x += [decoder.fields(field if len(states) else 0 * field), parent]
-        s, seen, unit = decoder(memory, keys, x, unit)
+            parent = parents.gather(1, top)
+            parent = states[parent, lines.gather(1, parent)][:, 0] if t else 0 * seen
+            x += [decoder.fields(field if t else 0 * field), parent]
+        states[t], seen, unit = decoder(memory, keys, x, unit)
         logs = model.log_probs(seen).masked_fill(~table.allowed[field], -math.inf)
         logs[:, END] = torch.where(field == 0, 0., -math.inf)
         beaten = (field.view(-1, beam)[:, :1] == 0).expand(-1, beam).flatten() & (field != 0)
         logs = logs.masked_fill(beaten[:, None], -math.inf)
-        return logs, ((stack, parents, top), seen, unit, torch.cat([states, s[None]]))
+        return logs, ((stack, parents, top), seen, unit, torch.cat([lines, rows[:, None]], 1))
 
     return search_answers(step, len(ids), beam, longest + 1, device=ids.device)
 
