@@ -237,6 +237,24 @@ def test_a_wide_search_finds_the_best_of_all_trees(parents):
         assert found.words[0, 0, :len(best)].tolist() == best
 
 
+def test_hypotheses_keep_their_states_when_the_beam_is_reordered():
+    checked = 0
+    for seed in range(4):
+        model, batch = make(seed=seed).eval(), batch_of()
+        found = search_actions(model, batch.ids, batch.mask, 40, beam=6)
+        for row, example in enumerate(EXAMPLES):
+            for words, log in zip(found.words[row].tolist(), found.logs[row].tolist()):
+                if END in words and log > -math.inf:
+                    tree = tree_of([TABLE.names[word] for word in words[:words.index(END)]], LAMBDA)
+                    alone = batch_of([ParseExample(example.tokens, actions_of(tree, LAMBDA))])
+                    alone = alone._replace(actions=torch.tensor([words[:words.index(END)]]))
+                    with torch.no_grad():
+                        logs = predict_actions(model, alone).gather(2, alone.actions[..., None])
+                    assert math.isclose(float(logs.sum()), log, rel_tol=1e-9)
+                    checked += 1
+    assert checked > 8
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_answers_do_not_depend_on_the_rest_of_the_batch(unit):
     model, batch = make(unit), batch_of()
