@@ -193,10 +193,12 @@ def test_recurrence_is_convolution(size, length, dim, seed):
 
 
 @many
-@given(lengths, seeds, st.sampled_from(["past", "future", "both"]))
-def test_convolution_by_the_sum(length, seed, which):
+@given(lengths, seeds, st.sampled_from(["past", "future", "both"]), st.booleans())
+def test_convolution_by_the_sum(length, seed, which, with_direct):
     gen = torch.Generator().manual_seed(seed)
-    x, past, future = (torch.randn(*shape, length, generator=gen, dtype=torch.float64) for shape in ((2, 3), (3,), (3,)))
+    x, past, future = (torch.randn(*shape, length, generator=gen, dtype=torch.float64).requires_grad_()
+                       for shape in ((2, 3), (3,), (3,)))
+    direct = torch.randn(3, generator=gen, dtype=torch.float64).requires_grad_()
     kernels = {"past": past, "future": future} if which == "both" else {which: past if which == "past" else future}
     away = torch.arange(length)[:, None] - torch.arange(length)                 # i - j
     table = torch.zeros(3, length, length, dtype=torch.float64)
@@ -204,7 +206,20 @@ def test_convolution_by_the_sum(length, seed, which):
         table += torch.where(away >= 0, past[:, away.clamp(min=0)], 0)
     if "future" in kernels:
         table += torch.where(away <= 0, future[:, (-away).clamp(min=0)], 0)
-    assert_close(convolve(x.mT, **kernels), torch.einsum("dij,bdj->bid", table, x))
+    found, expected = convolve(x.mT, **kernels), torch.einsum("dij,bdj->bid", table, x)
+    if with_direct:
+        found, expected, kernels = convolve(x.mT, **kernels, direct=direct), expected + direct * x.mT, {**kernels, "direct": direct}
+    inputs = x, *kernels.values()
+    assert_same([found, *slopes(found, inputs)], [expected, *slopes(expected, inputs)])
+    for one in inputs:                               # gradients of one input alone
+        assert_same(slopes(found, (one,)), slopes(expected, (one,)))
+
+
+def test_a_convolution_has_no_second_derivative():
+    x = torch.randn(1, 4, 2).requires_grad_()
+    slope, = torch.autograd.grad(convolve(x, torch.randn(2, 4)).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
 
 
 def test_room_for_a_convolution():

@@ -46,7 +46,7 @@ class MovingAverage(nn.Module):
         take, damping = (part.squeeze(-1).sigmoid() for part in (self.delta, self.alpha))
         kernel = average_kernel(take, damping, self.beta.squeeze(-1), self.gamma, x.shape[1])
         past, future = kernel.chunk(2)
-        return convolve(x, past, future) + self.omega * x
+        return convolve(x, past, future, self.omega)
 
 # %% ../../nbs/implementations/mega.ipynb #3a012e75
 def _distance_table(bias: Tensor, length: int) -> Tensor:

@@ -32,7 +32,7 @@ class S4DBlock(S4DLayer):
         read = read.view_as(read)      # gradients of its two uses add up before the residual's
         past, future = self.kernel(read.shape[1])
         future = F.pad(future, (self.lag, 0))[:, :read.shape[1]]
-        return F.gelu(convolve(read, past, future) + self.D * read)
+        return F.gelu(convolve(read, past, future, self.D[0]))
 
 # %% ../../nbs/implementations/s4d_stack.ipynb #fe7f3799
 class S4DStack(Encoder):
