@@ -325,6 +325,20 @@ def test_rewind_and_decay_survive_interruptions(optimizer, tmp_path):
         assert outcome.reason == ("stalled" if name == "rewound" else "limit")
 
 
+@pytest.mark.parametrize("optimizer", ["radam_lookahead", "adamw"])
+def test_a_cosine_schedule_survives_interruptions(optimizer, tmp_path):
+    recipe = {"warm_up": 3, "halve_after": None, "patience": None, "steps": 10, "check_every": 1, "optimizer": optimizer}
+    straight, outcome = go(tmp_path / "straight", **recipe)
+    rates = [row["learning_rate"] for row in outcome.history]
+    assert rates == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2] + [5e-3 * (1 + math.cos(math.pi * t / 7)) for t in range(7)], rel=1e-12)
+    for _ in range(10):
+        model, part = go(tmp_path / "parts", **recipe, time_budget=0.0)
+    assert part.finished and timeless(part.history) == timeless(outcome.history)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), straight.state_dict().values()))
+    with pytest.raises(CheckpointError, match="limit = 10, now 11"):
+        go(tmp_path / "parts", **recipe | {"steps": 11})
+
+
 @pytest.mark.parametrize("metric, better, best", [("accuracy", None, 3), ("nll", None, 1), ("f1", "max", 3), ("accuracy", "min", 1)])
 def test_better_is_what_the_metric_means(metric, better, best):
     judge, seen = scripted([0.1, 0.5, 0.9, 0.9, math.nan], metric)
@@ -360,7 +374,8 @@ def test_the_best_weights_can_be_had_from_the_folder(whole):
 
 @pytest.mark.parametrize("options, complaint", [
     ({"precision": "fp16"}, "precision is 'fp16': Input should be 'no' or 'bf16'"), ({"optimizer": "sgd"}, "optimizer is 'sgd': Input should be 'radam_lookahead'"),
-    ({"steps": None}, "one of steps, epochs and patience must end the run"), ({"decay": .9, "rewind": 2}, "exclude each other"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "better is 'more'"),
+    ({"steps": None}, "one of steps, epochs and patience must end the run"), ({"decay": .9, "rewind": 2}, "exclude each other"),
+    ({"warm_up": 5}, "warm_up excludes halve_after and decay"), ({"warm_up": 5, "halve_after": None, "steps": None, "patience": 3}, "warm_up needs a limit"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "better is 'more'"),
     ({"learning_rate": 0.0}, "learning_rate is 0.0: Input should be greater than 0"), ({"steps": 2.5}, "steps is 2.5: "), ({"learning_rat": 1.0}, "Did you mean 'learning_rate'"),
     ({"clip": -1.0, "weight_decay": -1.0}, "weight_decay is -1.0: .* greater than or equal to 0; clip is -1.0: "), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is nll")])
 def test_recipes_that_cannot_be_meant_are_refused(options, complaint):
