@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask
-from rvnnbook.layers.s4d import (NORMS, S4DKernel, S4DLayer, _as_real, bilinear, convolve, _evaluate_polynomials, inverse_frequencies, power_sums,
+from rvnnbook.layers.s4d import (NORMS, S4DKernel, S4DLayer, TokenBatchNorm, _as_real, bilinear, convolve, _evaluate_polynomials, inverse_frequencies, power_sums,
                                  powers, _transform_length)
 
 many = settings(deadline=None, max_examples=40)
@@ -278,7 +278,39 @@ def by_hand(layer, sentence):
         halves.append(torch.stack(seen[::order]))
     value, gate = layer.glu(torch.cat(halves, -1)).chunk(2, -1)
     out = sentence + value * gate.sigmoid()
+    if layer.place == "batch":                          # in evaluation: the averages of training
+        norm = layer.norm
+        return (out - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
     return normal(out, layer.norm) if layer.place == "post" else out
+
+
+@many
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), seeds)
+def test_batch_norm_is_that_of_the_tokens(lengths, seed):
+    (x, mask), other = batch(lengths, seed=seed), batch(lengths, seed=seed + 1)[0]
+    torch.manual_seed(seed)
+    ours, theirs = TokenBatchNorm(x.shape[2]).double(), torch.nn.BatchNorm1d(x.shape[2]).double()
+    with torch.no_grad():
+        for one, same in zip(ours.parameters(), theirs.parameters()):
+            one.normal_()
+            same.copy_(one)
+    for read in (x.nan_to_num(0.0).requires_grad_(), other.nan_to_num(7.0).requires_grad_()):      # whatever is on padding
+        found, expected = ours(read, mask)[mask], theirs(read[mask])
+        assert_same([found, *slopes(found, (read, *ours.parameters()))], [expected, *slopes(expected, (read, *theirs.parameters()))], 1e-9)
+    for one, same in zip(ours.buffers(), theirs.buffers()):
+        assert_close(one, same)
+    assert_close(ours.eval()(read, mask)[mask], theirs.eval()(read[mask]))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+def test_a_layer_with_batch_norm_collects_averages_in_training_only():
+    layer, (x, mask) = make(norm="batch"), batch([5, 2])
+    before = layer(x, mask)
+    assert torch.equal(layer(x, mask), before) and layer.norm.num_batches_tracked == 0
+    trained = layer.train()(x, mask)
+    assert not torch.allclose(trained[mask], before[mask]) and layer.norm.num_batches_tracked == 1
+    assert_close(trained[mask].mean(0), layer.norm.bias, rtol=0, atol=1e-12)
+    assert not torch.equal(layer.eval()(x, mask)[mask], before[mask])
 
 
 @settings(deadline=None, max_examples=20)

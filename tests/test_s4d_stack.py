@@ -44,6 +44,8 @@ def by_hand(block, sentence):
         heard.append(total)
     value, gate = block.glu(F.gelu(torch.stack(heard))).chunk(2, -1)
     out = sentence + value * gate.sigmoid()
+    if block.place == "batch":
+        out = out / (1 + block.norm.eps) ** .5 * block.norm.weight + block.norm.bias     # in evaluation, before any training
     return normal(out, block.norm) if block.place == "post" else out
 
 
@@ -74,7 +76,7 @@ def test_defaults_and_refusals():
     encoder = create_encoder("s4d", dim=4)
     assert isinstance(encoder, S4DStack) and len(encoder.s4d) == 8
     assert {(block.lag, block.place, block.kernel.A_real.shape) for block in encoder.s4d} == {(0, "post", (4, 32))}
-    for options, said in (({"layers": 0}, "layers must be a whole number from 1, got 0"), ({"lag": 2}, "unknown lag 2; known: 0, 1"), ({"norm": "batch"}, "'batch'"), ({"state_size": 7}, "7")):
+    for options, said in (({"layers": 0}, "layers must be a whole number from 1, got 0"), ({"lag": 2}, "unknown lag 2; known: 0, 1"), ({"norm": "last"}, "'last'"), ({"state_size": 7}, "7")):
         with pytest.raises(ValueError, match=said):
             S4DStack(4, **options)
 

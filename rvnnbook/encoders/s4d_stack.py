@@ -42,7 +42,7 @@ class S4DStack(Encoder):
         dim: int,                  # D, width of token vectors and of the root
         layers: int = 8,           # number of layers, >= 1
         state_size: int = 64,      # N, real numbers in the state of a channel, even
-        norm: str = "post",        # layer norm: "none", "pre" (of the input) or "post"
+        norm: str = "post",        # as of S4DLayer: "none", "pre", "post" or "batch"
         lag: int = 0,              # g, offset of kernels over the future; 1: published code
         dropout: float = 0.0,      # dropout of the convolutions' output, in [0, 1)
     ):

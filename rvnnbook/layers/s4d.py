@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NORMS', 'bilinear', 'inverse_frequencies', 'Convolution', 'convolve', 'powers', 'PowerSums', 'power_sums',
-           'S4DKernel', 'S4DLayer']
+           'S4DKernel', 'TokenBatchNorm', 'S4DLayer']
 
 # %% ../../nbs/implementations/s4d.ipynb #18d00adf
 import math
@@ -182,8 +182,25 @@ class S4DKernel(nn.Module):
         ratios, gains = bilinear(rates, enter, self.inv_dt.exp())
         return power_sums(2 * leave * gains, ratios, length)
 
+# %% ../../nbs/implementations/s4d.ipynb #c953f9a8
+class TokenBatchNorm(nn.BatchNorm1d):
+    "Batch norm over the tokens of a batch, without padding (Ioffe & Szegedy 2015)."
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        "`x`: (B, N, D); `mask`: (B, N) bool, True = token. Returns: (B, N, D)."
+        mean, variance = self.running_mean, self.running_var
+        if self.training:
+            there, count = mask[..., None], mask.sum()
+            mean = torch.where(there, x, 0).sum((0, 1)) / count
+            variance = torch.where(there, x - mean, 0).square().sum((0, 1)) / count
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                unbiased = variance * count / (count - 1).clamp(min=1)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return (x - mean) * ((variance + self.eps).rsqrt() * self.weight) + self.bias
+
 # %% ../../nbs/implementations/s4d.ipynb #c953f9aa
-NORMS = ("none", "pre", "post")            # places of the layer norm
+NORMS = ("none", "pre", "post", "batch")   # layer norm in two places, or batch norm at the end
 
 # %% ../../nbs/implementations/s4d.ipynb #c953f9ab
 class S4DLayer(nn.Module):
@@ -192,7 +209,7 @@ class S4DLayer(nn.Module):
         self,
         dim: int,                        # D, width of a token vector
         state_size: int = 64,            # N, real numbers in the state of a channel, even
-        norm: str = "none",              # layer norm: "none", "pre" (on the input) or "post"
+        norm: str = "none",              # layer norm "pre" or "post", or "batch"; see NORMS
         dropout: float = 0.0,            # dropout before the gated linear unit, in [0, 1)
         freeze_backward: bool = False,   # no gradient through the right-to-left direction
         directions: int = 1,             # readings that share the rates of a channel, 1 or 2
@@ -204,7 +221,8 @@ class S4DLayer(nn.Module):
         self.kernel = S4DKernel(width, state_size, directions)
         self.D = nn.Parameter(torch.randn(1, width))
         self.dropout, self.glu = nn.Dropout(dropout), nn.Linear(width, 2 * dim)
-        self.norm = nn.Identity() if norm == "none" else nn.LayerNorm(dim)
+        norms = {"none": nn.Identity, "batch": TokenBatchNorm}
+        self.norm = norms.get(norm, nn.LayerNorm)(dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """`x`: token vectors, (B, N, D); `mask`: (B, N) bool, True = token, tokens first. Returns:
@@ -216,7 +234,9 @@ class S4DLayer(nn.Module):
         there = mask[..., None]
         read = torch.where(there, self.norm(x), 0) if self.place == "pre" else x
         out = x + F.glu(self.glu(self.dropout(self.context(read))), -1)
-        return torch.where(there, self.norm(out) if self.place == "post" else out, 0)
+        if self.place in ("post", "batch"):
+            out = self.norm(out, mask) if self.place == "batch" else self.norm(out)
+        return torch.where(there, out, 0)
 
     def context(self, read: Tensor) -> Tensor:
         "The context of tokens, zero on padding: (B, N, D) -> (B, N, 2 D)."
