@@ -158,9 +158,11 @@ def test_the_settings_are_those_of_the_experiments_paper_profile():
     source, = ("".join(cell["source"]) for cell in cells if "strict(globals()" in "".join(cell["source"]))
     profiles, = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict))
     paper = {ast.literal_eval(key): value for key, value in zip(profiles.keys, profiles.values)}["paper"]
-    given = {word.arg: ast.literal_eval(word.value) for word in paper.keywords}
-    assert PAPERS["settings"]["length_generalization"].items() <= given.items() and given["test_size"] == 0
-    assert PAPERS["epochs"]["length_generalization"] == given["epochs"]
+    wanted = PAPERS["settings"]["length_generalization"] | {"epochs": PAPERS["epochs"]["length_generalization"], "test_size": 0}
+    own = PAPERS["own_settings"]["length_generalization"]["model"]
+    for model in ("EBT-GRC", *own):
+        given = {word.arg: eval(compile(ast.Expression(word.value), "", "eval"), {"model": model}) for word in paper.keywords}
+        assert given == wanted | own.get(model, {})
 
 
 @given(st.lists(st.floats(0, 1), max_size=40))
@@ -305,7 +307,7 @@ def test_both_readings_of_the_same_weights():
 def test_every_model_of_the_papers_table_that_the_experiment_has_leads_to_it():
     table = paper_table("rir.table2_and_5")
     led = [row for row in table.rows if way_of(table.name, row).experiment == "length_generalization"]
-    assert len(led) == 15 and set(table.rows) - set(led) == {"MEGA", "S4D", "BT-GRC-OS"}
+    assert len(led) == 16 and set(table.rows) - set(led) == {"MEGA", "BT-GRC-OS"}
     for row in led:
         way = way_of(table.name, row)
         assert way.older and all(one.split("near_iid")[0] for one in way.older)
@@ -326,6 +328,13 @@ def test_a_parser_is_judged_with_the_settings_of_its_task(changed):
            "learning_rate": .0025, "dropout": .5, "epochs": 200, **changed}
     found = judged([run(.88, experiment="parsing", split="published, geo, test", count=280, profile="paper", parameters=own)], "self_iru.table5", "TranX (their run)", "geo")
     assert found.verdict == ("smaller scale" if changed else "reproduced")
+
+
+@pytest.mark.parametrize("changed, in_full", [({}, True), ({"batch_size": 128}, False), ({"epochs": 39}, False), ({"model": "BBT-GRC"}, False)])
+def test_a_model_is_judged_with_its_own_batch_size_and_epochs(changed, in_full, curves):
+    one = paper_run(.7, **{"model": "S4D", "batch_size": 50, "epochs": 40} | changed)
+    ended = {"accuracy": [.7] * 40, "epoch": [*range(1, 1 + one["parameters"]["epochs"])], "step": [250]}
+    assert how_ended(one, ended) == "limit" and trained_in_full(one, ended) == in_full
 
 
 @given(st.lists(st.integers(900, 1000), min_size=1, max_size=4), st.integers(10, 10**4))

@@ -68,13 +68,15 @@ def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # tab
     "Whether a run had the paper's settings and ended as the paper's training did."
     name, parameters, ended = record["experiment"], record["parameters"], how_ended(record, curve)
     settings = PAPERS["settings"].get(name, {}) | PAPERS["table_settings"].get(table, {})
-    settings |= PAPERS["task_settings"].get(name, {}).get(parameters.get("task"), {})
+    for parameter, values in PAPERS["own_settings"].get(name, {}).items():
+        settings |= values.get(parameters.get(parameter), {})
+    most = settings.pop("epochs", PAPERS["epochs"].get(name))
     if (record["profile"] != "paper" or not record["finished"] or name in PAPERS["other_settings"]
             or any(parameters.get(key) != value for key, value in settings.items())):
         return False
-    if name not in PAPERS["epochs"]:
+    if most is None:
         return ended != "limit"
-    return (parameters.get("epochs") or 0) >= PAPERS["epochs"][name] or ended == "patience"
+    return (parameters.get("epochs") or 0) >= most or ended == "patience"
 
 # %% ../../nbs/workshop/verdicts.ipynb #3e7be7c5
 NEAR = 5.0                 # points above the floor
