@@ -185,6 +185,11 @@ class S4DKernel(nn.Module):
 # %% ../../nbs/implementations/s4d.ipynb #c953f9a8
 class TokenBatchNorm(nn.BatchNorm1d):
     "Batch norm over the tokens of a batch, without padding (Ioffe & Szegedy 2015)."
+    running_mean: Tensor         # of the channels, (D,)
+    running_var: Tensor          # (D,)
+    num_batches_tracked: Tensor
+    momentum: float              # weight of a batch in both
+
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         "`x`: (B, N, D); `mask`: (B, N) bool, True = token. Returns: (B, N, D)."
         mean, variance = self.running_mean, self.running_var
@@ -221,8 +226,7 @@ class S4DLayer(nn.Module):
         self.kernel = S4DKernel(width, state_size, directions)
         self.D = nn.Parameter(torch.randn(1, width))
         self.dropout, self.glu = nn.Dropout(dropout), nn.Linear(width, 2 * dim)
-        norms = {"none": nn.Identity, "batch": TokenBatchNorm}
-        self.norm = norms.get(norm, nn.LayerNorm)(dim)
+        self.norm = {"none": nn.Identity, "batch": TokenBatchNorm}.get(norm, nn.LayerNorm)(dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """`x`: token vectors, (B, N, D); `mask`: (B, N) bool, True = token, tokens first. Returns:
@@ -234,14 +238,13 @@ class S4DLayer(nn.Module):
         there = mask[..., None]
         read = torch.where(there, self.norm(x), 0) if self.place == "pre" else x
         out = x + F.glu(self.glu(self.dropout(self.context(read))), -1)
-        if self.place in ("post", "batch"):
-            out = self.norm(out, mask) if self.place == "batch" else self.norm(out)
-        return torch.where(there, out, 0)
+        if self.place == "batch":
+            out = self.norm(out, mask)
+        return torch.where(there, self.norm(out) if self.place == "post" else out, 0)
 
     def context(self, read: Tensor) -> Tensor:
         "The context of tokens, zero on padding: (B, N, D) -> (B, N, 2 D)."
-        past, future = self.kernel(read.shape[1])[0].chunk(2)
-        first, second = self.D[0].chunk(2)
-        ahead = F.gelu(convolve(read, past=past, direct=first))
-        back = F.gelu(convolve(read, future=future, direct=second))
+        kernels, direct = self.kernel(read.shape[1])[0].chunk(2), self.D[0].chunk(2)
+        ahead = F.gelu(convolve(read, past=kernels[0], direct=direct[0]))
+        back = F.gelu(convolve(read, future=kernels[1], direct=direct[1]))
         return torch.cat([ahead, back.detach() if self.freeze_backward else back], -1)
