@@ -66,8 +66,8 @@ class TrainConfig(BaseModel):
             raise ValueError("one of steps, epochs and patience must end the run")
         if self.decay and self.rewind:
             raise ValueError("decay and rewind exclude each other")
-        if self.warm_up is not None and (self.halve_after or self.decay):
-            raise ValueError("warm_up excludes halve_after and decay")
+        if self.warm_up is not None and (self.halve_after or self.decay or self.rewind):
+            raise ValueError("warm_up excludes halve_after, decay and rewind")
         if self.warm_up is not None and self.steps is self.epochs is None:
             raise ValueError("warm_up needs a limit, steps or epochs")
         return self
