@@ -249,6 +249,9 @@ def make(dim=3, seed=0, **options):
     with torch.no_grad():
         for p in layer.parameters():
             p.add_(.3 * torch.randn_like(p))
+        for name, buffer in layer.named_buffers():
+            if name.startswith("norm.running"):
+                buffer.uniform_(.5, 2)
     return layer
 
 

@@ -3,6 +3,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -339,6 +340,30 @@ def test_a_cosine_schedule_survives_interruptions(optimizer, tmp_path):
         go(tmp_path / "parts", **recipe | {"steps": 11})
 
 
+@pytest.mark.parametrize("optimizer", ["radam_lookahead", "adamw"])
+def test_weights_with_rates_of_their_own(optimizer, tmp_path):
+    "Against torch with two groups; all schedules change both rates by one factor, also after interruptions."
+    schedules = {"halved": {"halve_after": 2, "patience": None}, "rewound": {"halve_after": 2, "patience": None, "rewind": 5},
+                 "decayed": {"halve_after": None, "patience": None, "decay": .5}, "cosine": {"halve_after": None, "patience": None, "warm_up": 2}}
+    for name, recipe in schedules.items():
+        recipe |= {"steps": 6, "check_every": 1, "optimizer": optimizer, "rates": {"head": 1e-3}}
+        values = [5, 6, 6, 6, 6, 6]
+        straight, outcome = go(tmp_path / name, judge=scripted(values)[0], **recipe)
+        plain = go(judge=scripted(values)[0], **recipe | {"rates": None})[0]
+        one = go(judge=scripted(values)[0], **recipe | {"rates": {".": 1e-3}})[0]
+        for value in values:
+            model, _ = go(tmp_path / f"{name} parts", judge=scripted([value])[0], **recipe, time_budget=0.0)
+        tensors, state = read_checkpoint(tmp_path / f"{name} parts")
+        packed = json.dumps(state["optimizer"])
+        lrs = [float(found) for found in re.findall(r'"lr", ([0-9.e-]+)', packed)]
+        assert len(lrs) >= 2 and math.isclose(lrs[0], 10 * lrs[1])
+        same = [torch.equal(a, b) for a, b in zip(model.state_dict().values(), straight.state_dict().values())]
+        assert all(same) and not all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), plain.state_dict().values()))
+        assert not all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), one.state_dict().values()))
+    with pytest.raises(ValueError, match="rates name no weights of the model: tail"):
+        go(rates={"tail": 1.0})
+
+
 @pytest.mark.parametrize("metric, better, best", [("accuracy", None, 3), ("nll", None, 1), ("f1", "max", 3), ("accuracy", "min", 1)])
 def test_better_is_what_the_metric_means(metric, better, best):
     judge, seen = scripted([0.1, 0.5, 0.9, 0.9, math.nan], metric)
@@ -375,7 +400,7 @@ def test_the_best_weights_can_be_had_from_the_folder(whole):
 @pytest.mark.parametrize("options, complaint", [
     ({"precision": "fp16"}, "precision is 'fp16': Input should be 'no' or 'bf16'"), ({"optimizer": "sgd"}, "optimizer is 'sgd': Input should be 'radam_lookahead'"),
     ({"steps": None}, "one of steps, epochs and patience must end the run"), ({"decay": .9, "rewind": 2}, "exclude each other"),
-    ({"warm_up": 5}, "warm_up excludes halve_after, decay and rewind"), ({"warm_up": 5, "halve_after": None, "rewind": 2}, "warm_up excludes"), ({"warm_up": 5, "halve_after": None, "steps": None, "patience": 3}, "warm_up needs a limit"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "better is 'more'"),
+    ({"warm_up": -1, "halve_after": None}, "warm_up is -1"), ({"warm_up": 5}, "warm_up excludes halve_after, decay and rewind"), ({"warm_up": 5, "halve_after": None, "rewind": 2}, "warm_up excludes"), ({"warm_up": 5, "halve_after": None, "steps": None, "patience": 3}, "warm_up needs a limit"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "better is 'more'"),
     ({"learning_rate": 0.0}, "learning_rate is 0.0: Input should be greater than 0"), ({"steps": 2.5}, "steps is 2.5: "), ({"learning_rat": 1.0}, "Did you mean 'learning_rate'"),
     ({"clip": -1.0, "weight_decay": -1.0}, "weight_decay is -1.0: .* greater than or equal to 0; clip is -1.0: "), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is nll")])
 def test_recipes_that_cannot_be_meant_are_refused(options, complaint):

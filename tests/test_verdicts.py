@@ -154,15 +154,29 @@ def test_a_curve_is_read_from_the_trace_of_a_record():
 
 
 def test_the_settings_are_those_of_the_experiments_paper_profile():
-    cells = json.loads((ROOT / "nbs" / "experiments" / "length_generalization.ipynb").read_text())["cells"]
-    source, = ("".join(cell["source"]) for cell in cells if "strict(globals()" in "".join(cell["source"]))
-    profiles, = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict))
-    paper = {ast.literal_eval(key): value for key, value in zip(profiles.keys, profiles.values)}["paper"]
+    def given_in(experiment, **names):
+        cells = json.loads((ROOT / "nbs" / "experiments" / f"{experiment}.ipynb").read_text())["cells"]
+        source, = ("".join(cell["source"]) for cell in cells if "strict(globals()" in "".join(cell["source"]))
+        profiles, = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict))
+        paper = {ast.literal_eval(key): value for key, value in zip(profiles.keys, profiles.values)}["paper"]
+        return {word.arg: eval(compile(ast.Expression(word.value), "", "eval"), names) for word in paper.keywords}
+    left = {"compaction": 0.0, "steps": 10**6, "test_size": 2000}          # of evaluation, and what early stopping never reaches
+    assert given_in("listops") == PAPERS["settings"]["listops"] | left
     wanted = PAPERS["settings"]["length_generalization"] | {"epochs": PAPERS["epochs"]["length_generalization"], "test_size": 0}
     own = PAPERS["own_settings"]["length_generalization"]["model"]
     for model in ("EBT-GRC", *own):
-        given = {word.arg: eval(compile(ast.Expression(word.value), "", "eval"), {"model": model}) for word in paper.keywords}
-        assert given == wanted | own.get(model, {})
+        assert given_in("length_generalization", model=model) == wanted | own.get(model, {})
+
+
+@pytest.mark.parametrize("changed, verdict", [({}, "reproduced"), ({"accuracy": .6}, "differs"), ({"metric": "accuracy"}, "smaller scale"), ({"profile": "cpu"}, "smaller scale"),
+                                              ({"count": 2000}, "smaller scale"), ({"split": "generated"}, "smaller scale")])
+def test_the_official_test_of_listops_is_not_cut(changed, verdict, curves):
+    curves[0] = {"accuracy": [.715] * 40, "step": [250 * check for check in range(1, 41)]}
+    accuracy, profile = changed.get("accuracy", .715), changed.get("profile", "paper")
+    own = PAPERS["settings"]["listops"] | {"encoder": "lstm", "steps": 10**6, "test_size": 2000, "metric": changed.get("metric", "nll")}
+    one = run(accuracy, split=changed.get("split", "official"), encoder="lstm", count=changed.get("count", 10_000), profile=profile, parameters=own)
+    assert judged([one], "crvnn.table4", "LSTM", "test").verdict == verdict
+    assert not trained_in_full(one, curves[0], "rir.table2_and_5"), "another paper has other settings"
 
 
 @given(st.lists(st.floats(0, 1), max_size=40))

@@ -29,7 +29,6 @@ class S4DBlock(S4DLayer):
 
     def context(self, read: Tensor) -> Tensor:
         "The context of tokens, zero on padding: (B, N, D) -> (B, N, D)."
-        read = read.view_as(read)      # gradients of its two uses add up before the residual's
         past, future = self.kernel(read.shape[1])
         future = F.pad(future, (self.lag, 0))[:, :read.shape[1]]
         return F.gelu(convolve(read, past, future, self.D[0]))

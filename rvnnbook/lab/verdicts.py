@@ -71,7 +71,9 @@ def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # tab
     for parameter, values in PAPERS["own_settings"].get(name, {}).items():
         settings |= values.get(parameters.get(parameter), {})
     most = settings.pop("epochs", PAPERS["epochs"].get(name))
-    if (record["profile"] != "paper" or not record["finished"] or name in PAPERS["other_settings"]
+    other_paper = table and not table.startswith(PAPERS["one_paper"].get(name, ""))
+    if (record["profile"] != "paper" or not record["finished"] or other_paper
+            or name in PAPERS["other_settings"]
             or any(parameters.get(key) != value for key, value in settings.items())):
         return False
     if most is None:
@@ -156,7 +158,7 @@ def asked_in_full(split: str, runs: Sequence[dict]) -> bool:   # split: that run
     "Whether it is the paper's test, or one drawn anew by its generator, and the whole of it."
     def whole(run):
         most, count = run["parameters"].get("test_size"), run["metrics"][split].get("count", 0)
-        return not most or count < most or redrawn and count >= TEST_SIZE
+        return not most or count != most or redrawn and count >= TEST_SIZE    # cut to `most`
     redrawn = REDRAWN.fullmatch(split) and all(
         run["experiment"] in ("length_generalization", "design_space") for run in runs)
     return bool((redrawn or on_own_test(split, runs)) and all(map(whole, runs)))

@@ -80,6 +80,10 @@ def convolve(
     "Convolutions over the past, over the future, or over both, in O(T log T) (Gu et al. 2022)."
     if past is None and future is None:
         raise ValueError("a kernel is needed: past, future or both, got neither")
+    for name, kernel in {"past": past, "future": future}.items():
+        if kernel is not None and kernel.shape != x.shape[:0:-1]:
+            raise ValueError(f"{name} must have shape {tuple(x.shape[:0:-1])}, "
+                             f"got {tuple(kernel.shape)}")
     if direct is not None:          # a kernel that is zero except at l = 0
         own = F.pad(direct[:, None], (0, x.shape[1] - 1))
         past = own if past is None else past + own
@@ -189,6 +193,9 @@ class TokenBatchNorm(nn.BatchNorm1d):
     running_var: Tensor          # (D,)
     num_batches_tracked: Tensor
     momentum: float              # weight of a batch in both
+
+    def __init__(self, dim: int):              # D
+        super().__init__(dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         "`x`: (B, N, D); `mask`: (B, N) bool, True = token. Returns: (B, N, D)."

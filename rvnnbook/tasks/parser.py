@@ -271,7 +271,8 @@ def search_actions(
     table, decoder, encoded = model.table, model.decoder, model.eval().encoder(ids, mask)
     memory = Memory(*(part.repeat_interleave(beam, 0) for part in encoded))
     keys, rows = decoder.query(memory.states), torch.arange(len(memory.root), device=ids.device)
-    states = memory.root.new_empty(longest + 1, *memory.root.shape)    # of all steps so far
+    kept = longest + 1 if decoder.fields else 0                # states of earlier steps
+    states = memory.root.new_empty(kept, *memory.root.shape)
 
     def step(actions, state):
         if state is None:
@@ -287,7 +288,9 @@ def search_actions(
             parent = parents.gather(1, top)
             parent = states[parent, lines.gather(1, parent)][:, 0] if t else 0 * seen
             x += [decoder.fields(field if t else 0 * field), parent]
-        states[t], seen, unit = decoder(memory, keys, x, unit)
+        s, seen, unit = decoder(memory, keys, x, unit)
+        if decoder.fields:
+            states[t] = s
         logs = model.log_probs(seen).masked_fill(~table.allowed[field], -math.inf)
         logs[:, END] = torch.where(field == 0, 0., -math.inf)
         beaten = (field.view(-1, beam)[:, :1] == 0).expand(-1, beam).flatten() & (field != 0)
