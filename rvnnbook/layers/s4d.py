@@ -62,8 +62,6 @@ class Convolution(torch.autograd.Function):
         signal, spectrum = ctx.saved_tensors
         length, slope = grad.shape[1], torch.fft.rfft(grad.mT, ctx.size)
         to_x = torch.fft.irfft(slope * spectrum.conj(), ctx.size)[..., :length].mT.contiguous()
-        if not any(ctx.needs_input_grad[1:]):
-            return to_x, None, None
         lags = torch.fft.irfft((slope * signal.conj()).sum(0), ctx.size)      # 0, 1, ..., -2, -1
         both = lags[:, :length], lags.roll(-1, 1).flip(1)[:, :length]
         to_past, to_future = (part if needed else None
@@ -221,7 +219,7 @@ class S4DLayer(nn.Module):
         self,
         dim: int,                        # D, width of a token vector
         state_size: int = 64,            # N, real numbers in the state of a channel, even
-        norm: str = "none",              # layer norm "pre" or "post", or "batch"; see NORMS
+        norm: str = "none",              # "none", "pre", "post" or "batch"; see NORMS
         dropout: float = 0.0,            # dropout before the gated linear unit, in [0, 1)
         freeze_backward: bool = False,   # no gradient through the right-to-left direction
         directions: int = 1,             # readings that share the rates of a channel, 1 or 2

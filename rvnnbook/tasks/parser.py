@@ -271,7 +271,7 @@ def search_actions(
     table, decoder, encoded = model.table, model.decoder, model.eval().encoder(ids, mask)
     memory = Memory(*(part.repeat_interleave(beam, 0) for part in encoded))
     keys, rows = decoder.query(memory.states), torch.arange(len(memory.root), device=ids.device)
-    kept = longest + 1 if decoder.fields else 0                # states of earlier steps
+    kept = 0 if decoder.fields is None else longest + 1         # states of earlier steps
     states = memory.root.new_empty(kept, *memory.root.shape)
 
     def step(actions, state):
@@ -289,7 +289,7 @@ def search_actions(
             parent = states[parent, lines.gather(1, parent)][:, 0] if t else 0 * seen
             x += [decoder.fields(field if t else 0 * field), parent]
         s, seen, unit = decoder(memory, keys, x, unit)
-        if decoder.fields:
+        if decoder.fields is not None:
             states[t] = s
         logs = model.log_probs(seen).masked_fill(~table.allowed[field], -math.inf)
         logs[:, END] = torch.where(field == 0, 0., -math.inf)
