@@ -73,7 +73,6 @@ def trained_in_full(record: dict, curve: dict, table: str = "") -> bool:   # tab
     most = settings.pop("epochs", PAPERS["epochs"].get(name))
     other_paper = table and not table.startswith(PAPERS["one_paper"].get(name, ""))
     if (record["profile"] != "paper" or not record["finished"] or other_paper
-            or name in PAPERS["other_settings"]
             or any(parameters.get(key) != value for key, value in settings.items())):
         return False
     if most is None:
