@@ -126,3 +126,12 @@ def test_a_unit_that_reads_token_by_token_learns_from_step_to_step(base):
             states[model] = detached(state) if model is unit else without_maps(detached(state))
             found.append(h)
         assert_close(*found, rtol=0, atol=1e-12)
+
+
+def test_an_input_that_is_changed_in_place_is_refused():
+    step = step_of(maps_of())
+    x = torch.randn(2, 4).double()
+    y = step(x)
+    x.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.sum().backward()
