@@ -1010,3 +1010,14 @@ def test_committed_records_are_valid_and_have_their_traces():
     if not any(folder.glob("*.jsonl")):
         pytest.skip("no records have been committed yet (nbs/results/*.jsonl)")
     assert check_results(folder) == []
+
+
+def test_sentiment_runs_of_before_have_the_dropout_of_today(tmp_path):
+    old = make(experiment="sentiment", parameters={"task": "sst5", "dim": 32, "dropout": .2})
+    new = make(experiment="sentiment", parameters={"task": "sst5", "dropout_in": .4, "dropout": .2, "dropout_out": .4, "vectors": "glove"}, seed=1)
+    other = make(experiment="logic", parameters={"dropout": .2})
+    for record in (old, new, other):
+        append(record, folder=tmp_path)
+    translated, same = read_records("sentiment", tmp_path)
+    assert translated["parameters"] == {"task": "sst5", "dim": 32, "dropout_in": .2, "dropout": 0.0, "dropout_out": .2, "vectors": "learned"}
+    assert translated["id"] == old["id"] and same == new and read_records("logic", tmp_path) == [other]

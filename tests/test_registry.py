@@ -418,3 +418,13 @@ def test_exported_weights(tmp_path):
     nn.init.constant_(model.embedding.weight, 1e5)
     with pytest.raises(ValueError, match="embedding.weight has values that are too large for torch.float16"):
         export_weights(model, path)
+
+
+@pytest.mark.parametrize("case, read", [({}, [1, 2]), ({"case": "lower"}, [1, 2]), ({"case": "kept"}, [0, 2])])
+def test_loaded_words_keep_their_case_if_the_run_kept_it(case, read, monkeypatch):
+    from rvnnbook.tasks import classify
+    model = classify.Classifier(create_encoder("lstm", dim=4), 3, 2)
+    about = {"vocabulary": json.dumps(["<unk>", "good", "film"]), "options": '{"dim": 4}', "classifier": '{"classes": 2}', **case}
+    monkeypatch.setattr(classify, "read_weights", lambda *_: (model.state_dict(), about))
+    vocabulary = classify.load_pretrained("lstm", "some").vocabulary
+    assert list(vocabulary.encode("Good film")) == read

@@ -30,6 +30,11 @@ def loop(step, x, y):
     return torch.stack(found)
 
 
+def detached(state):
+    return (state.detach() if isinstance(state, torch.Tensor) else
+            state if state is None else type(state)(map(detached, state)))
+
+
 @given(st.integers(1, 3 * BLOCK + 2), st.integers(1, 4), st.booleans())
 def test_values_and_gradients_are_those_of_linear(steps, rows, learns):
     linear, = maps = maps_of()
@@ -108,12 +113,6 @@ def test_a_unit_that_reads_token_by_token_learns_from_step_to_step(base):
     unit = IRU(3, 2, base).double()
     twin, x = copy.deepcopy(unit), torch.randn(6, 2, 1, 3).double()
 
-    def detached(state):
-        return (state.detach() if isinstance(state, torch.Tensor) else
-                type(state)(map(detached, state)) if isinstance(state, list | tuple) else state)
-
-    def without_maps(state):
-        return [(kept[:2] + [None] if base == "lstm" else None, c) for kept, c in state]
     states = {unit: None, twin: None}
     optimizers = {model: torch.optim.SGD(model.parameters(), .1) for model in states}
     for x_t in x:
@@ -123,8 +122,10 @@ def test_a_unit_that_reads_token_by_token_learns_from_step_to_step(base):
             h, state = model(x_t, state)
             h.square().sum().backward()
             optimizers[model].step()
-            states[model] = detached(state) if model is unit else without_maps(detached(state))
+            states[model] = detached(state)
             found.append(h)
+        for level in twin.bases:
+            level.maps = None                                                # made anew for each token
         assert_close(*found, rtol=0, atol=1e-12)
 
 
@@ -135,3 +136,63 @@ def test_an_input_that_is_changed_in_place_is_refused():
     x.zero_()
     with pytest.raises(RuntimeError, match="changed in place"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("wanted", ["inputs", "weights"])
+def test_second_derivatives_are_refused(wanted):
+    linear, = maps = maps_of()
+    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    found, = torch.autograd.grad(step_of(maps)(x).sin().sum(), [x if wanted == "inputs" else linear.weight], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        found.square().sum().backward()
+
+
+def lstm_unit():
+    torch.manual_seed(0)
+    return IRU(3, 1, "lstm").double(), torch.randn(2, 1, 3).double()
+
+
+def whole(unit, x):
+    "Two tokens at once, without the maps for single ones."
+    return unit(torch.cat([x, x], 1))[0][:, :1]
+
+
+def test_copied_and_changed_units_use_their_own_weights():
+    unit, x = lstm_unit()
+    _, state = unit(x)
+    other = copy.deepcopy(unit)
+    with torch.no_grad():
+        for part in other.parameters():
+            part.add_(1)
+    assert_close(other(x)[0], whole(other, x))
+    assert_close(other(x, copy.deepcopy(detached(state)))[0], other(torch.cat([x, x], 1), detached(state))[0][:, :1])
+    other.load_state_dict({name: part + 1 for name, part in other.state_dict().items()}, assign=True)
+    assert_close(other(x)[0], whole(other, x))
+    for part in unit.parameters():
+        part.data = part.data + 1
+    assert_close(unit(x)[0], whole(unit, x))
+    assert unit.float()(x.float())[0].dtype == torch.float32
+    for part in other.parameters():
+        part.requires_grad_(False)
+    assert not other(x)[0].requires_grad
+    for part in other.parameters():
+        part.requires_grad_(True)
+    other(x)[0].sum().backward()
+    assert all(part.grad is not None for part in other.bases.parameters() if part.ndim > 1 and part.shape[0] > 3)
+
+
+def test_pieces_of_one_token_and_more_continue_each_other():
+    unit, x = lstm_unit()
+    x = torch.cat([x, 2 * x, -x], 1)
+    state, found, given_states = None, [], []
+    hook = unit.bases[0].parts[0].register_forward_pre_hook(lambda _, args: given_states.extend(*args[1:]))
+    for piece in x.split([1, 2], 1):
+        h, state = unit(piece, state)
+        found.append(h)
+    hook.remove()
+    assert len(given_states) == 2 and all(kept.is_contiguous() for kept in given_states), "as cuDNN demands"
+    state = [([part.bfloat16() for part in kept], c) for kept, c in state]        # as nn.LSTM gives them under autocast on a GPU
+    assert unit(x[:, :1], state)[0].isfinite().all()
+    assert_close(torch.cat(found, 1), unit(x)[0])
+    with torch.inference_mode():
+        assert_close(lstm_unit()[0](x[:, :1].clone())[0], unit(x)[0][:, :1])

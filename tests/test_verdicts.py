@@ -127,6 +127,7 @@ def test_a_training_is_full_only_with_the_papers_settings():
     for changes in ({"dim": 64}, {"longest": 50}, {"batch_size": 64}, {"profile": "cpu"}, {"finished": False}, {"epochs": 99}):
         assert not trained_in_full(paper_run(.9, **changes), {}), changes
     assert trained_in_full(make(experiment="logic", profile="paper"), {})
+    assert not trained_in_full(make(experiment="nested", profile="paper"), {}), "its former paper profile was not the paper's"
 
 
 def test_early_stopping_is_an_end_and_used_up_epochs_are_none():

@@ -7,7 +7,7 @@ __all__ = ['Flat', 'BASES', 'LinearBase', 'LSTMBase', 'IRU', 'depth_gates', 'Sel
 
 # %% ../../nbs/implementations/self_iru.ipynb #68d6d891
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -89,37 +89,40 @@ class LSTMBase(nn.Module):
     def __init__(self, dim: int, nodes: int):                   # as for LinearBase
         super().__init__()
         self.parts = nn.ModuleList([nn.LSTM(dim, dim, batch_first=True) for _ in range(3 * nodes)])
+        self.maps: tuple[StepLinear, StepLinear] | None = None        # for single tokens
 
     def forward(self, x: Tensor, state: Sequence | None = None) -> tuple[Flat, list]:
-        """`x`: (B, T, D); `state`: h and c of all LSTMs, (3 M, B, D) each, and their maps for
-        single tokens; None: zero. Returns: F_f, F_o, F_z, (B, T, M, D) each; the state to go on
-        with."""
+        """`x`: (B, T, D); `state`: h and c of all LSTMs, (3 M, B, D) each; None: zero. Returns:
+        F_f, F_o, F_z, (B, T, M, D) each; the state to go on with."""
         if x.shape[1] == 1:
-            h, *rest = self._step(x[:, 0], state)
+            h, c = self._step(x[:, 0], state)
             values = h[:, :, None].to(x.dtype)
         else:
             before = ([None] * len(self.parts) if state is None else
-                      zip(*(part.split(1) for part in state[:2])))
+                      zip(*(part.contiguous().split(1) for part in state)))
             found = [run_reader(part, x, kept) for part, kept in zip(self.parts, before)]
             values = torch.stack([states.to(x.dtype) for states, _ in found])
             h, c = (torch.cat(side) for side in zip(*(kept for _, kept in found)))
-            rest = [c, state[2] if state else None]
         f, o, z = values.unflatten(0, (-1, 3)).movedim(0, 3).unbind(0)
-        return (f, o, z), [h, *rest]
+        return (f, o, z), [h, c]
 
-    def _step(self, x: Tensor, state: Any) -> list:
-        "`x`: one token, (B, D); `state`: as for forward. Returns: the state after it."
-        w_x, w_h, b_x, b_h = zip(*(cast(nn.LSTM, part).all_weights[0] for part in self.parts))
-        if state is None:
-            zero = w_x[0].new_zeros(len(w_x), len(x), x.shape[1])
-            state = zero, zero, None
-        h, c, maps = state
-        of_x, of_h = maps or (StepLinear(torch.cat, w_x, b_x), StepLinear(torch.stack, w_h, b_h))
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "maps": None}                  # a copy makes its own
+
+    def _step(self, x: Tensor, state: Sequence | None) -> tuple[Tensor, Tensor]:
+        "`x`: one token, (B, D); `state`: as for forward. Returns: h and c after it."
+        if self.maps is None or any(cast(nn.LSTM, part).weight_ih_l0 is not weight for part, weight
+                                    in zip(self.parts, self.maps[0].weights)):
+            w_x, w_h, b_x, b_h = zip(*(cast(nn.LSTM, part).all_weights[0] for part in self.parts))
+            self.maps = StepLinear(torch.cat, w_x, b_x), StepLinear(torch.stack, w_h, b_h)
+        of_x, of_h = self.maps
+        zero = of_x.weights[0].new_zeros(len(self.parts), len(x), x.shape[1])
+        h, c = (part.to(zero.dtype) for part in state or (zero, zero))
         with torch.autocast(x.device.type, enabled=False):
             of_x_t = of_x(x.to(h.dtype)).unflatten(-1, (len(h), -1)).transpose(0, 1)
             i, f, g, o = (of_x_t + of_h(h)).chunk(4, -1)
             c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
-            return [o.sigmoid() * c.tanh(), c, (of_x, of_h)]
+            return o.sigmoid() * c.tanh(), c
 
 BASES = {"linear": LinearBase, "lstm": LSTMBase}
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PROFILES', 'POINTS', 'OLD_NAMES', 'FRAME_FIELDS', 'RecordError', 'identity', 'Leg', 'Record', 'validate', 'signature',
            'new_record', 'now_in_utc', 'Trace', 'make_trace', 'end_to_end', 'results_folder', 'trace_path', 'append',
-           'current_names', 'scan', 'read_records', 'read_trace', 'check_results', 'merge_records', 'changed_modules',
-           'sittings', 'select', 'latest', 'as_frame', 'load', 'query_records']
+           'current_names', 'current_parameters', 'scan', 'read_records', 'read_trace', 'check_results',
+           'merge_records', 'changed_modules', 'sittings', 'select', 'latest', 'as_frame', 'load', 'query_records']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import importlib
@@ -279,11 +279,19 @@ def current_names(content):            # JSON data, perhaps of an older version
         return [current_names(part) for part in content]
     return OLD_NAMES.get(content, content) if isinstance(content, str) else content
 
+def current_parameters(record: dict) -> dict:          # perhaps of an older version
+    "The parameters of a record by today's names."
+    known = record["parameters"]
+    if record["experiment"] != "sentiment" or "dropout_in" in known or "dropout" not in known:
+        return known
+    rate = known["dropout"]                # before the encoder and before the last layer
+    return known | {"dropout_in": rate, "dropout": 0.0, "dropout_out": rate, "vectors": "learned"}
+
 def scan(path: Path) -> tuple:         # a file, which need not exist -> records, faults in words
     "Read a file of records line by line: the valid records, and what is wrong with other lines."
     found, faults = _scan(Path(path))
     return [record | {name: current_names(record[name]) for name in ("metrics", "rule")}
-            for record in found.values()], faults
+            | {"parameters": current_parameters(record)} for record in found.values()], faults
 
 # %% ../../nbs/workshop/records.ipynb #5d2f1b05
 def _scan(path, traces=False):         # traces: whether each must be whole, too

@@ -34,6 +34,21 @@ class _CopiedBias(torch.autograd.Function):
         grad = grad[:len(x)]                                             # steps that were made
         return grad.sum((0, -2)), torch.einsum("t...bo, t...bi -> ...oi", grad, x), None, None
 
+# %% ../../nbs/implementations/step_linear.ipynb #57e9000g
+class _Product(torch.autograd.Function):
+    "Y_t = W X_t + b with the gradients in X_t and b alone."
+    @staticmethod
+    def forward(ctx, bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """`bias`: the copy of b, (B, O) or (M, B, O); `x`: X_t, (B, I) or (M, B, I); `weight`: W,
+        detached, (O, I) or (M, O, I). Returns: Y_t, the shape of the bias."""
+        ctx.weight = weight
+        return (torch.addmm if x.ndim == 2 else torch.baddbmm)(bias, x, weight.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        return grad, grad @ ctx.weight if ctx.needs_input_grad[1] else None, None
+
 # %% ../../nbs/implementations/step_linear.ipynb #57e90009
 class StepLinear:
     "Linear maps in a loop; the gradient of their weights is one product for each block of steps."
@@ -47,17 +62,16 @@ class StepLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         "`x`: X_t, (B, I), or stacked (M, B, I). Returns: Y_t, (B, all O together) or (M, B, O)."
-        versions = [part._version for part in (*self.weights, *self.biases)]
-        now = torch.is_grad_enabled(), x.shape[-2], versions
+        now = torch.is_grad_enabled(), x.shape[-2], [
+            (part.data_ptr(), part.requires_grad, part.is_inference() or part._version)
+            for part in (*self.weights, *self.biases)]
         if now != self.made_for:
             self.weight, self.bias = (self.join([*parts]) for parts in (self.weights, self.biases))
             self.made_for, self.unused = now, []
-        bias = self.bias[..., None, :]
-        if torch.is_grad_enabled():
-            if not self.unused:
-                self.inputs = []
-                self.unused = [*_CopiedBias.apply(self.bias, self.weight, self.inputs, x.shape[-2])]
-            self.inputs.append((x.detach(), x._version))
-            bias = self.unused.pop(0)
-        multiply = torch.addmm if x.ndim == 2 else torch.baddbmm
-        return multiply(bias, x, self.weight.detach().mT)
+        if not torch.is_grad_enabled():
+            return _Product.apply(self.bias[..., None, :], x, self.weight)
+        if not self.unused:
+            self.inputs = []
+            self.unused = [*_CopiedBias.apply(self.bias, self.weight, self.inputs, x.shape[-2])]
+        self.inputs.append((x.detach(), x._version))
+        return _Product.apply(self.unused.pop(0), x, self.weight.detach())

@@ -21,7 +21,7 @@ from rvnnbook.core import (
     pad_batch)
 from ..data.batches import Vocabulary, read_sentence, token_batches
 from ..data.listops import VOCABULARY, parse_expression
-from ..data.text import UNKNOWN, lower_words
+from ..data.text import UNKNOWN, lower_words, words
 from ..registry import create_encoder, read_weights
 
 # %% ../../nbs/implementations/heads.ipynb #5c0f1a7e
@@ -265,7 +265,8 @@ def load_pretrained(
     ValueError. For "sst5" the label is an index in `data.text.GRADES`.
     """
     tensors, about = read_weights(encoder, weights)
-    vocabulary = (Vocabulary(json.loads(about["vocabulary"]), UNKNOWN, lower_words)
+    split = words if about.get("case") == "kept" else lower_words
+    vocabulary = (Vocabulary(json.loads(about["vocabulary"]), UNKNOWN, split)
                   if "vocabulary" in about else Vocabulary(VOCABULARY, split=parse_expression))
     model = Classifier(create_encoder(encoder, **json.loads(about["options"])),
                        **{**json.loads(about["classifier"]), "vocabulary": vocabulary})

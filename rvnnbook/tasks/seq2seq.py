@@ -154,14 +154,12 @@ def extend(
 def _take_rows(state, rows: Tensor) -> Any:
     """Select rows of a decoder's state.
 
-    `state`: tensors with rows on the last axis but one, in lists and tuples; what is neither has
-    no rows; `rows`: which rows, (R,) int64. Returns: the state of these rows.
+    `state`: tensors with rows on the last axis but one, in lists and tuples; None; `rows`: which
+    rows, (R,) int64. Returns: the state of these rows.
     """
     if isinstance(state, Tensor):
         return state.index_select(-2, rows)
-    if not isinstance(state, list | tuple):
-        return state
-    return type(state)(_take_rows(part, rows) for part in state)
+    return state if state is None else type(state)(_take_rows(part, rows) for part in state)
 
 # %% ../../nbs/implementations/seq2seq.ipynb #9444481f
 class AnswerBeam(NamedTuple):
