@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from rvnnbook import origin
 from rvnnbook.lab import records as runs
 from rvnnbook.lab.records import (
-    POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, end_to_end, identity, latest, load, make_trace,
+    POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, current_parameters, end_to_end, identity, latest, load, make_trace,
     merge_records, query_records, read_records, read_trace, results_folder, scan, select, sittings, trace_path, validate)
 from rvnnbook.origin import LIBRARIES, code_hash, code_hashes, digest, libraries, loaded_modules
 from rvnnbook.lab.revalidate import revalidate
@@ -990,7 +990,7 @@ def test_identities_of_committed_records_are_those_of_their_text():
         read = {record["id"]: record for record in read_records(path.stem)}
         for raw in map(json.loads, path.read_text().splitlines()):
             assert raw["id"] == hashed({name: value for name, value in raw.items() if name != "id"}, 8)
-            asked = {name: value for name, value in raw["parameters"].items() if name not in ("profile", "seed")}
+            asked = {name: value for name, value in current_parameters(raw).items() if name not in ("profile", "seed")}
             found = read[raw["id"]]
             assert identity(found["experiment"], found["parameters"], found["seed"]) == hashed([raw["experiment"], asked, raw["seed"]], 8)
             if raw["trace"]:

@@ -124,6 +124,7 @@ class LSTMBase(nn.Module):
             c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
             return o.sigmoid() * c.tanh(), c
 
+# %% ../../nbs/implementations/self_iru.ipynb #57c214fa
 BASES = {"linear": LinearBase, "lstm": LSTMBase}
 
 # %% ../../nbs/implementations/self_iru.ipynb #9cda622a
