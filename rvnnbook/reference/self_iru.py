@@ -44,7 +44,7 @@ class Base(nn.Module):
 class SelfIRU(nn.Module):
     """Self-instantiated recurrent unit: tokens (N, D) -> outputs h_t (N, D).
 
-    The sentence vector is the last output. Cost: 2^(L+1) - 1 memories, O(N D^2) products a level.
+    The sentence vector is the last output. Cost: 2^(L+1) - 1 units, O(N D^2) operations each.
     """
     def __init__(
         self,
