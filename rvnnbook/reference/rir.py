@@ -27,7 +27,7 @@ class FoldInner(nn.Module):
         self.grc, self.start = GRC(dim), start
 
     def forward(self, nodes: list[Tensor]) -> Tensor:
-        "A chunk, 1 to k nodes (D,), to its parent (D,). m - 1 compositions for m nodes."
+        "A chunk of m nodes (D,) to its parent (D,): m - 1 compositions, or m from zeros."
         zeros = [torch.zeros_like(nodes[0])] if self.start == "zero" else []
         return fold(self.grc, zeros + nodes)
 
