@@ -38,7 +38,7 @@ def compose_balanced(
 class RNNGRC(nn.Module):
     """RNN-GRC: the gated recursive cell from left to right (rir section 4.1).
 
-    Arguments: dim, width D; start, "zero" for h_0 = 0 or "first" for h_1 = x_1.
+    start "zero": h_0 = 0, N sequential compositions; start "first": h_1 = x_1, N - 1.
     """
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RNNGRC(nn.Module):
 class BBTGRC(nn.Module):
     """BBT-GRC: the gated recursive cell over a balanced binary tree (rir section 2).
 
-    Arguments: dim, width D. Needs no parse; ceil(log2 N) sequential compositions.
+    Needs no parse; ceil(log2 N) sequential compositions.
     """
     def __init__(
         self,

@@ -35,7 +35,7 @@ class EMA(nn.Module):
     ):
         super().__init__()
         self.delta, self.alpha = (nn.Parameter(.2 * torch.randn(2 * dim, memories, 1))
-                                  for _ in range(2))                  # of p and of delta
+                                  for _ in range(2))                  # logits of p, delta
         signs = torch.where(torch.arange(memories) % 2 == 0, 1., -1.)[:, None]
         self.beta = nn.Parameter(signs + .02 * torch.randn(2 * dim, memories, 1))
         self.gamma = nn.Parameter(torch.randn(2 * dim, memories))     # eta

@@ -79,7 +79,8 @@ class S4DBlock(nn.Module):
 class S4DStack(nn.Module):
     """Stack of S4D layers: token vectors (T, D) -> sentence vector (D,), states (T, D).
 
-    Cost as written: O(T D N) operations a layer in T steps; by convolution O(D T log T).
+    Cost as written: O(T D N) operations a layer in T steps; by convolution O(D T log T) once the
+    kernels are computed.
     """
     def __init__(
         self,
