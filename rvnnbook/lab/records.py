@@ -61,7 +61,7 @@ class _Strict(BaseModel):
 class Leg(_Strict):
     "One sitting of a training."
     commit: _Commit | None
-    dirty: bool | None         # whether the clone had changes that were not committed
+    dirty: bool | None         # whether the package had uncommitted changes
     device: _Words
     threads: PositiveInt
     processes: PositiveInt
