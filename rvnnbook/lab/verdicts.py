@@ -246,7 +246,7 @@ class Versus:
     def way(self, row): return way_of(self.table.name, row)
 
     def verdict(self, row):
-        "Of a row: the most careful one of its numbers."
+        "Of a row: the first in `order` that one of its numbers has."
         words = [one.verdict for one in self.answers[row]]
         missing = "out of scope" if isinstance(self.way(row), str) else "not run"
         order = "differs", "smaller scale", "reproduced", "not learned", "out of scope"
