@@ -190,7 +190,7 @@
     const form = element("form", {class: "player-form", "aria-label": `${player.title} on ${prose ? "a sentence" : "an expression"}`}, element("label", {for: id}, label), input,
       element("div", {class: "player-buttons"}, compute, ...(prose ? [] : [random]), ...(hard.length ? [pick] : [])));
     const width = element("input", {type: "range", id: `${id}-k`, min: "1", max: "8", value: "5"}), shown = element("output", {for: `${id}-k`}, "5");
-    if (beam) form.append(element("div", {class: "player-width"}, element("label", {for: `${id}-k`}, "Beam width k"), width, shown));
+    if (beam) form.append(element("div", {class: "player-width"}, element("label", {for: `${id}-k`}, "Beam width K"), width, shown));
     const unit = beam ? "step" : "round";
     const steps = rvnnSteps({
       group: beam ? "Steps" : "Rounds", slider: unit,

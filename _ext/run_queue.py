@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 from rvnnbook.lab.papers import PAPERS, Way
 from rvnnbook.lab.records import latest, read_records, results_folder, select, sittings
-from rvnnbook.lab.verdicts import curve_of, trained_in_full
+from rvnnbook.lab.verdicts import curve_of, how_ended, trained_in_full
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Job:
         return f"{self.way.command('')} -p seed={seed}"
 
     def status(self, seed: int, records: list[dict]) -> str:
-        "Whether a seed is trained in full or cut short, and where; or that it has no record."
+        "How the training of a seed ended, and where; or that it has no record."
         wanted = {"experiment": self.way.experiment, "profile": "paper", "seed": seed}
         found = select(records, **wanted, **self.way.parameters, **self.way.asked)
         if not found:
@@ -27,7 +27,9 @@ class Job:
         full = [run for run in found if trained_in_full(run, curve_of(run))]
         last = latest(full or found)[-1]
         steps = f" after {last['legs'][-1]['to_step']} steps" if last["legs"] else ""
-        ended = "finished" if full else "cut short"
+        at_end = how_ended(last, curve_of(last)) == "patience" or (
+            last["finished"] and last["parameters"].get("epochs", 0) >= PAPERS["epochs"].get(self.way.experiment, float("inf")))
+        ended = "finished" if full else "finished with other settings" if at_end else "cut short"
         return f"{ended}{steps} on {sittings([last])[1]}, commit {sittings([last])[0]}"
 
 
@@ -49,7 +51,7 @@ def queue_page(records: list[dict]) -> str:
         for job in jobs:
             cost = "–" if job.minutes is None else f"{job.minutes:g}"
             lines += [f"| {job.row} | {seed} | {job.status(seed, records)} | {cost} | `{job.command(seed)}` |" for seed in job.seeds]
-        done = sum(job.status(seed, records).startswith("finished") for job in jobs for seed in job.seeds)
+        done = sum(job.status(seed, records).startswith("finished after") for job in jobs for seed in job.seeds)
         parts.append(f"## {group}: {done} of {sum(len(job.seeds) for job in jobs)} finished\n\n" + "\n".join(lines) + "\n")
     return "\n".join([*parts, PAPERS["queue_page"]["after"]])
 

@@ -303,7 +303,7 @@ def test_player_by_keys_and_buttons(browser, folder, weights):
         drawn_texts.add(text)
     assert len(drawn_texts) == 6
     if "ebt" in weights:
-        width = box.get_by_role("slider", name="Beam width k")
+        width = box.get_by_role("slider", name="Beam width K")
         width.focus()
         page.keyboard.press("Home")
         ready(page, weights, 11)
