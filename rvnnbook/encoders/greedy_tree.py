@@ -247,7 +247,7 @@ def _choice_gradient(states: Tensor, parents: Tensor, later: Tensor, soft: Tenso
     """Straight-through gradient at the scores of a round (Choi et al. 2018).
 
     `states`: h, (b, m, D); `parents`: p, of all pairs, (b, m-1, D); `later`: gradient at the nodes
-    after the round, (b, m-1, D); `soft`: y , (b, m-1); `temperature`: tau. Returns: gradient at the
+    after the round, (b, m-1, D); `soft`: y~, (b, m-1); `temperature`: tau. Returns: gradient at the
     scores, (b, m-1).
     """
     stay = states[:, :-1]
