@@ -84,7 +84,7 @@ def scatter_back(
     values: Tensor,        # (B, M) or (B, M, S)
     places: Tensor,        # original positions, (B, M) in [0, N), distinct in a row
     width: int,            # N
-) -> Tensor:               # (B, N) or (B, N, S), 0 at positions that were dropped
+) -> Tensor:               # (B, N) or (B, N, S), 0 at positions not in `places`
     "Undo `compact`."
     box = values.new_zeros(len(values), width, *values.shape[2:])
     return box.index_put((torch.arange(len(values), device=values.device)[:, None], places), values)
