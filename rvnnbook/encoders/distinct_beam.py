@@ -31,7 +31,7 @@ class BeamStates(NamedTuple):
     filled: Tensor         # whether there is a hypothesis, (T, B, K) bool
 
 def beam_states(
-    log: Search,           # from `search`
+    log: Search,           # from `arena_search`
     lengths: Tensor,       # tokens of every sentence, (B,)
     distinct: bool = False,    # whether the search was for distinct states
 ) -> BeamStates:
@@ -53,7 +53,7 @@ def beam_states(
     return found
 
 def count_distinct(
-    found: BeamStates,           # from `held`
+    found: BeamStates,           # from `beam_states`
 ) -> Tensor:               # number of different states, (T, B)
     "How many different states a beam holds."
     return (found.filled & ~find_duplicates(*found)).sum(-1)

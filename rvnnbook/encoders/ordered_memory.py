@@ -220,7 +220,7 @@ class Slopes(NamedTuple):
     hidden: Tensor         # derivative of the activation; in place the gradient, (P, H)
     boxes: Tensor          # gradient at the blocks, (P, 6 D)
     grads: Tensor          # gradient at the compositions, then at the slots, (P + L B, D)
-    effect: Tensor         # derivative of both in the sums of p, (P + L B, D)
+    effect: Tensor         # times grads: gradient in the sums of p, (P + L B, D)
     blend: Tensor          # derivative of the slots in candidates and old slots, (2, L B, 1)
     bend: Tensor           # derivative of the logits in the candidates, (L B, D)
     inverse: Tensor        # 1 / a, 0 for no reach, (L B,)
