@@ -181,6 +181,24 @@ def test_fast_is_literal(slots, least, sharp, activation):
         assert (ours - theirs).abs().max() <= 1e-9 * theirs.abs().max().clamp(min=1)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("least", [0.0, 1e-5])
+@pytest.mark.parametrize("dtype, sharp", [(torch.float32, 1e3), (torch.float64, 1e4)])
+def test_shares_near_underflow(seed, least, dtype, sharp):
+    "Choices so certain that other shares are denormal numbers: a quotient by one of them is infinite."
+    memory = make(dim=8, slots=5, seed=seed, least=least, sharp=sharp).to(dtype)
+    x = torch.randn(4, 12, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype).requires_grad_()
+    inputs = (x, *(p for key, p in memory.named_parameters() if key != "beta.bias"))
+    fast = read(memory, x)[0]
+    gradients = slopes(fast, inputs)
+    assert all(one.isfinite().all() for one in gradients)
+    if dtype == torch.float64:                             # in single precision, rounding changes such choices
+        literal = ordered_memory_literal(memory, x)[0]
+        assert_close(fast, literal, rtol=1e-9, atol=1e-9)
+        for ours, theirs in zip(gradients, slopes(literal, inputs)):
+            assert (ours - theirs).abs().max() <= 1e-9 * theirs.abs().max().clamp(min=1)
+
+
 def test_a_window_that_shrinks_and_grows():
     "Slots above the window keep what they had long ago; coming back, the window must not see it."
     memory = make(slots=6, sharp=3000.0, seed=5)

@@ -308,7 +308,8 @@ def _make_slopes(memory: OrderedMemory, steps: list, tokens: Tensor, places: lis
     share, rows = torch.cat([step.share for step in done]), torch.cat(places)
     change = torch.cat([one for step in done for one, *_ in step.normed]) - tokens.index_select(
         0, rows.to(device))
-    change = change / share.masked_fill(share == 0, torch.inf)
+    faint = torch.finfo(share.dtype).tiny / torch.finfo(share.dtype).eps   # below: quotients overflow
+    change = change / share.masked_fill(share < faint, torch.inf)
     sizes, more = [len(step.share) for step in done], [one.reach.numel() for one in choices]
     candidates, slots, match = (_joined(parts, dim) for parts in zip(*(
         (one.candidates, step.slots, one.match) for one, step in steps)))
@@ -327,7 +328,7 @@ def _make_slopes(memory: OrderedMemory, steps: list, tokens: Tensor, places: lis
              grads.split(both), effect.split(both),
              torch.stack([below, 1 - below])[..., None].split(more, 1),
              logit_slopes[-1].split(more),
-             torch.where(reach < memory.least, 0, 1 / reach).split(more),
+             torch.where(reach < max(memory.least, faint), 0, 1 / reach).split(more),
              [one.view(-1, count) for one, count in zip(sums, counts)])
     return [Slopes(*one) for one in zip(*parts)], hidden, (active, keys, logit_slopes)
 
