@@ -239,7 +239,7 @@ COMPILE_MIN_LENGTH = 32    # tokens of the longest sentence, from which on a sea
 def choose_search(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
-) -> Callable[..., Search]:    # search or compiled_search
+) -> Callable[..., Search]:    # arena_search or compiled_search
     "The search that this encoder uses on these states; RuntimeError where it insists in vain."
     able = (numba is not None and leaves.device.type == "cpu" and not encoder.distinct
             and leaves.dtype in (torch.float32, torch.float64))
