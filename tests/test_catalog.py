@@ -820,7 +820,7 @@ def test_stopped_by_the_keyboard(server, data, monkeypatch, capsys):
         raise KeyboardInterrupt
     monkeypatch.setattr(module, "get", lambda entry: get(entry, report=interrupt))
     assert main(["data", "get", "toy"]) == 1
-    assert "what has come is kept" in capsys.readouterr().err and names(data) == ["toy/file.part"]
+    assert "the downloaded part is kept" in capsys.readouterr().err and names(data) == ["toy/file.part"]
 
 
 def test_the_table_is_written_one_file_a_line():

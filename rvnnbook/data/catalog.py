@@ -7,8 +7,8 @@ __all__ = ['NETWORK_ERRORS', 'DEFAULT_LIMIT', 'CatalogError', 'File', 'Dataset',
            'checksum', 'install_file', 'byte_range', 'SafeRedirectHandler', 'request_file', 'show_progress',
            'attempt_download', 'download', 'Member', 'check_members', 'LimitedStream', 'archive_members',
            'unpack_archive', 'is_archive', 'candidates', 'recognise', 'fetch', 'is_sound', 'locked', 'get',
-           'recorded_checksum', 'add_unverified', 'add', 'present', 'verify', 'listing', 'how_to_get', 'install',
-           'verify_installed']
+           'recorded_checksum', 'add_unverified', 'add', 'present', 'verify', 'listing', 'install_command',
+           'how_to_get', 'install', 'verify_installed']
 
 # %% ../../nbs/implementations/catalog.ipynb #4d64d844
 import contextlib
@@ -572,14 +572,21 @@ def listing() -> str:       # a table with a line for each data set
                      for row in rows)
 
 # %% ../../nbs/implementations/catalog.ipynb #3e65761f
+def install_command(
+    name: str,      # of a data set
+) -> str:
+    "The command that installs a data set."
+    files = find_dataset(name).files
+    if files and all(file.address for file in files):
+        return f"rvnnbook data get {name}"
+    return f"rvnnbook data add {name} PATH" + " --unverified" * (not files)
+
 def how_to_get(
     name: str,      # of a data set
 ) -> str:           # Markdown
     "The command that installs a data set, its title and licence."
     found = find_dataset(name)
-    verb = "get" if found.files and all(file.address for file in found.files) else "add"
-    path = "" if verb == "get" else " PATH"
-    return f"`rvnnbook data {verb} {name}{path}`: {found.title}; licence: {found.licence}"
+    return f"`{install_command(name)}`: {found.title}; licence: {found.licence}"
 
 # %% ../../nbs/implementations/catalog.ipynb #3e657622
 def install(
@@ -594,8 +601,8 @@ def install(
     except KeyboardInterrupt:
         if path is not None:
             raise
-        raise RuntimeError("stopped; what has come is kept, "
-                           "and the same command goes on from there") from None
+        raise RuntimeError("stopped; the downloaded part is kept, "
+                           "and the same command resumes") from None
     if name == "listops" and len(files) == 1:
         return f"installed as {files[0]}"
     here = len(present(dataset))
@@ -610,4 +617,5 @@ def verify_installed(
     chosen = [find_dataset(name)] if name else list(filter(present, catalog().values()))
     if wrong := [line for dataset in chosen for line in verify(dataset)]:
         raise RuntimeError("\n".join(wrong))
-    return "\n".join(f"{dataset.name}: as it should be" for dataset in chosen) or "nothing is here"
+    lines = [f"{dataset.name}: verified" for dataset in chosen]
+    return "\n".join(lines) or "no data set is installed"

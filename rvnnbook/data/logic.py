@@ -39,7 +39,7 @@ class LogicError(ValueError):
 
 EXPECTED: dict[str, str] = {                  # what may follow -> its name in error messages
     "formula": "a variable or (", "inside": "a variable, ( or not", "(": "(",
-    "connective": "and or or", ")": ")", "not )": ")", "and )": ")", "or )": ")",
+    "connective": "'and' or 'or'", ")": ")", "not )": ")", "and )": ")", "or )": ")",
     "end": "nothing, the formula has ended",
 }
 

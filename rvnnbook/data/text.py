@@ -281,16 +281,13 @@ def installed(
     name: str,                   # of a file in the catalog, such as sst/trees/dev.txt
 ) -> Path:                       # in the data folder, plain or .xz
     "The path of a file of the catalog, or an error with the command that installs it."
-    from rvnnbook.data.catalog import find_dataset
+    from rvnnbook.data.catalog import install_command
     plain = data_folder() / name
     packed = plain.with_name(f"{plain.name}.xz")
     if plain.exists() or packed.exists():
         return plain if plain.exists() else packed
-    dataset = find_dataset(name.partition("/")[0])
-    known = all(file.address for file in dataset.files) and dataset.files
-    raise MissingFileError(f"{plain}: not installed. Remedy: rvnnbook data "
-                           + (f"get {dataset.name}" if known else f"add {dataset.name} PATH")
-                           + ("" if dataset.files else " --unverified"))
+    command = install_command(name.partition("/")[0])
+    raise MissingFileError(f"{plain}: not installed. Remedy: {command}")
 
 # %% ../../nbs/implementations/text.ipynb #c395c417
 UNKNOWN: str = "<unk>"
