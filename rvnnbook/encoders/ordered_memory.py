@@ -306,8 +306,7 @@ def _make_slopes(memory: OrderedMemory, steps: list, tokens: Tensor, places: lis
         keep = torch.cat([step.keep for step in done])
         hidden, slope = hidden * keep, slope * keep
     share, rows = torch.cat([step.share for step in done]), torch.cat(places)
-    change = torch.cat([one for step in done for one, *_ in step.normed]) - tokens.index_select(
-        0, rows.to(device))
+    change = torch.cat([one for step in done for one, *_ in step.normed]) - tokens[rows.to(device)]
     faint = torch.finfo(share.dtype).tiny / torch.finfo(share.dtype).eps # below: quotients overflow
     change = change / share.masked_fill(share < faint, torch.inf)
     sizes, more = [len(step.share) for step in done], [one.reach.numel() for one in choices]
