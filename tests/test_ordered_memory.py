@@ -185,14 +185,17 @@ def test_fast_is_literal(slots, least, sharp, activation):
 @pytest.mark.parametrize("least", [0.0, 1e-5])
 @pytest.mark.parametrize("dtype, sharp", [(torch.float32, 1e3), (torch.float64, 1e4)])
 def test_shares_near_underflow(seed, least, dtype, sharp):
-    "Choices so certain that other shares are denormal numbers: a quotient by one of them is infinite."
+    "Choices so certain that other probabilities are near the smallest number: a quotient by one of them is infinite."
     memory = make(dim=8, slots=5, seed=seed, least=least, sharp=sharp).to(dtype)
     x = torch.randn(4, 12, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype).requires_grad_()
     inputs = (x, *(p for key, p in memory.named_parameters() if key != "beta.bias"))
-    fast = read(memory, x)[0]
+    fast, shares = read(memory, x)
+    sums = shares.flip(-1).cumsum(-1)
+    assert ((sums > 0) & (sums < torch.finfo(dtype).tiny ** (7 / 8))).any()
     gradients = slopes(fast, inputs)
     assert all(one.isfinite().all() for one in gradients)
     if dtype == torch.float64:                             # in single precision, rounding changes such choices
+        memory.least = max(least, torch.finfo(dtype).tiny ** (7 / 8))
         literal = ordered_memory_literal(memory, x)[0]
         assert_close(fast, literal, rtol=1e-9, atol=1e-9)
         for ours, theirs in zip(gradients, slopes(literal, inputs)):

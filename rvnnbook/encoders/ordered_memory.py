@@ -181,6 +181,10 @@ def _choose_slots(memory: OrderedMemory, query: Tensor, candidates: Tensor, reac
                   reach[free:], candidates[free:], keys, moments, match[free:]), sums[free:size + 1]
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #3d0a91c5
+def _least_share(dtype: torch.dtype) -> float:
+    "A smaller probability counts as zero, since products with its reciprocal may overflow."
+    return torch.finfo(dtype).tiny ** (7 / 8)
+
 def _read_steps(memory: OrderedMemory, tokens: Sequence,
                queries: Sequence) -> tuple[Tensor, Tensor, list]:
     """Ordered Memory token by token, on the slots in use (Ordered Memory section 3).
@@ -191,7 +195,8 @@ def _read_steps(memory: OrderedMemory, tokens: Sequence,
     """
     most, first, steps = memory.slots, tokens[0], []
     matrices = [_sum_matrix(size, first) for size in range(min(most, len(tokens)) + 1)]
-    least = torch.nextafter(*torch.tensor([memory.least, -1], dtype=first.dtype)).item()
+    least = max(memory.least, _least_share(first.dtype))
+    least = torch.nextafter(*torch.tensor([least, -1], dtype=first.dtype)).item()
     second = memory.cell.w2.weight.roll(memory.dim, 0), memory.cell.w2.bias.roll(memory.dim)
     candidates, slots, reach = first[None], first.new_empty(0, *first.shape), first.new_ones(
         1, len(first))
@@ -223,7 +228,7 @@ class Slopes(NamedTuple):
     effect: Tensor         # times grads: gradient in the sums of p, (P + L B, D)
     blend: Tensor          # derivative of the slots in candidates and old slots, (2, L B, 1)
     bend: Tensor           # derivative of the logits in the candidates, (L B, D)
-    inverse: Tensor        # 1 / a, 0 for no reach, (L B,)
+    inverse: Tensor        # 1 / a, 0 for a reach of zero, (L B,)
     sums: Tensor           # gradient at the sums of p, (2 L, B)
 
 def _joined(parts, *dims: int) -> Tensor:
@@ -307,7 +312,7 @@ def _make_slopes(memory: OrderedMemory, steps: list, tokens: Tensor, places: lis
         hidden, slope = hidden * keep, slope * keep
     share, rows = torch.cat([step.share for step in done]), torch.cat(places)
     change = torch.cat([one for step in done for one, *_ in step.normed]) - tokens[rows.to(device)]
-    faint = torch.finfo(share.dtype).tiny / torch.finfo(share.dtype).eps # below: quotients overflow
+    faint = _least_share(share.dtype)
     change = change / share.masked_fill(share < faint, torch.inf)
     sizes, more = [len(step.share) for step in done], [one.reach.numel() for one in choices]
     candidates, slots, match = (_joined(parts, dim) for parts in zip(*(
