@@ -27,8 +27,8 @@ class Job:
         full = [run for run in found if trained_in_full(run, curve_of(run))]
         last = latest(full or found)[-1]
         steps = f" after {last['legs'][-1]['to_step']} steps" if last["legs"] else ""
-        at_end = how_ended(last, curve_of(last)) == "patience" or (
-            last["finished"] and last["parameters"].get("epochs", 0) >= PAPERS["epochs"].get(self.way.experiment, float("inf")))
+        most = PAPERS["epochs"].get(self.way.experiment, float("inf"))
+        at_end = how_ended(last, curve_of(last)) == "patience" or last["finished"] and (last["parameters"].get("epochs") or 0) >= most
         ended = "finished" if full else "finished with other settings" if at_end else "cut short"
         return f"{ended}{steps} on {sittings([last])[1]}, commit {sittings([last])[0]}"
 

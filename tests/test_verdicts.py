@@ -504,6 +504,7 @@ def test_the_status_of_a_run_follows_from_its_record(curves):
     assert job.status(0, []) == "no record" and job.status(1, [paper_run(.9)]) == "no record"
     assert job.status(0, [paper_run(.9, epochs=20)]) == "cut short after 250 steps on a processor, commit abababa, unknown"
     assert job.status(0, [paper_run(.9, epochs=20), paper_run(.95, epochs=40)]).startswith("finished after 250 steps")
+    assert job.status(0, [paper_run(.9, epochs=40, dim=64)]).startswith("finished with other settings after 250 steps")
     assert job.status(0, [paper_run(.9, profile="cpu")]) == "no record" and job.status(0, [paper_run(.9, "BBT-GRC")]) == "no record"
     page = queue_page([paper_run(.95)])
     assert "## ListOps-O (rir Table 2): 1 of 15 finished" in page and page.count("finished after") == 1
