@@ -175,7 +175,7 @@ def _add_runs(command):
                      help="stop the run after this time, at a checkpoint (default: no limit)")
     _add_flags(run, parameters="only list them, with their values in each profile",
                no_notebook="run only the cells that train and measure, without Jupyter",
-               unless_recorded="do nothing if the run has a record")
+               unless_recorded="do nothing if the run has a finished record")
     sweep = command(_sweep, "make many runs from one file", STATUSES)
     sweep.add_argument("file", metavar="FILE", help="a sweep file, .yml or .json; see the README")
     sweep.add_argument("--engine", choices=["local", "ray", "slurm"], default="local",

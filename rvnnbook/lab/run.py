@@ -197,7 +197,7 @@ def run_experiment(
     source: Path, parameters: dict,    # an experiment notebook; by name, others keep their defaults
     limit: float = math.inf,           # seconds until it is stopped at a checkpoint
     page: Callable | None = None,      # page(source, target, parameters, trained) renders it
-    once: bool = False,                # do nothing if the run has a record
+    once: bool = False,                # do nothing if the run has a finished record
     last: bool = False,                # the process ends afterwards: signals are ignored then
 ) -> str:                              # what there is to say at the end
     "Check the parameters, then train and render the page."
