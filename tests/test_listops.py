@@ -490,7 +490,7 @@ def test_malformed_lines_name_file_and_line(tmp_path, line, complaint):
 
 
 def test_files_that_are_no_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere.tsv.*rvnnbook data add listops") as caught:
+    with pytest.raises(FileNotFoundError, match="nowhere.tsv.*rvnnbook data get listops") as caught:
         read_listops(tmp_path / "nowhere.tsv")
     assert isinstance(caught.value, ListOpsError)
     with pytest.raises(ListOpsError, match="cannot be read"):

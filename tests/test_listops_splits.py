@@ -240,7 +240,7 @@ def test_no_training_on_the_official_test():
     folders = [Path(__file__).parents[2] / "shared" / "data", Path(os.environ.get("RVNNBOOK_DATA") or "data")]
     files = [folder / "listops" / "test_d20s.tsv.xz" for folder in folders]
     if not any(file.exists() for file in files):
-        pytest.skip("the official ListOps test is not installed (rvnnbook data add listops FILE)")
+        pytest.skip("the official ListOps test is not installed (rvnnbook data get listops)")
     official = [tokens for _, tokens in read_listops(next(file for file in files if file.exists()))]
     for split in {**SPLITS, **AS_PUBLISHED}.values():
         if not split.official:

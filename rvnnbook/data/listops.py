@@ -528,7 +528,7 @@ def read_listops(
     examples = []
     for line in lines_of_file(path, ListOpsError, MissingFileError,
                               "make one with make_split and write_listops, or install the "
-                              "official test with `rvnnbook data add listops FILE`"):
+                              "official test with `rvnnbook data get listops`"):
         try:
             examples.append(parse_line(line))
         except ListOpsError as problem:
