@@ -3,11 +3,13 @@ import os
 import shutil
 import signal
 
-import hypothesis
-import pytest
-import torch
+os.environ.setdefault("TRITON_INTERPRET", "1")     # Triton's kernels run on the CPU, line by line; read when it is imported
 
-from tests.browsing import ARGS, missing
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from tests.browsing import ARGS, missing  # noqa: E402
 
 # No test measures time; on a busy machine an example of a drawing may take longer than the default deadline.
 hypothesis.settings.register_profile("book", deadline=None)

@@ -94,19 +94,21 @@ class Composed(NamedTuple):
     keep: Tensor | None    # factors of the hidden units, (P, H)
     mixed: Tensor          # what is normed, (P, D)
     second: Tensor         # weight of the cell's second layer, content first, (4 D, H)
-    normed: list           # of each slot: composed, mean and scale
+    normed: list           # composed, mean and scale of each slot, or of all at once
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #be35a748
-@torch.no_grad()
-def compose_slots(
-    memory: OrderedMemory,    # its weights are used
-    second: tuple,            # weight and bias of the cell's second layer, content first
-    token: Tensor,            # x_t, (B, D)
-    slots: Tensor,            # M_{t-1} from some slot to the last, (L, B, D)
-    candidates: Tensor,       # of the last step at these slots, (L, B, D)
-    sums: Tensor | tuple,     # probability of a choice at each or above; at or below, (L, B) each
-) -> tuple[Tensor, Tensor, Composed]:    # token and candidates (L + 1, B, D); M_t (L, B, D)
-    "One step with given choices, composed where p > 0 (Ordered Memory section 3)."
+def _dropped(cell: GRC, hidden: Tensor) -> Tensor | None:
+    "Factors of the hidden units, if the cell drops some. `hidden`: gives shape, type and device."
+    drops = cell.training and cell.dropout.p > 0
+    return F.dropout(torch.ones_like(hidden), cell.dropout.p) if drops else None
+
+def _compose_in_turn(memory: OrderedMemory, second: tuple, token: Tensor, slots: Tensor,
+                     candidates: Tensor, sums) -> tuple[Tensor, Tensor, Composed]:
+    """One step slot by slot, composed where p > 0 (Ordered Memory section 3).
+
+    `memory`, `second`, `token`, `slots`, `candidates`, `sums`: as in `compose_slots`, with its
+    results.
+    """
     cell, norm, dim, plan, start = memory.cell, memory.norm, memory.dim, _slot_plan(sums[0]), 0
     share, total, whole = plan.gather(sums[0])[:, None], sum(plan.counts), plan.at is None
     old = slots
@@ -120,10 +122,9 @@ def compose_slots(
         slots = torch.lerp(slots, candidates, sums[1][..., None])
         made = token[plan.order].repeat(len(slots) + 1, 1, 1)
         boxes[:total, dim:2 * dim] = slots[plan.at]
-    before, keep, normed = F.linear(boxes[:total, dim:2 * dim], cell.w1.weight[:, dim:],
-                                    cell.w1.bias), None, []
-    if cell.training and cell.dropout.p > 0:
-        keep = F.dropout(torch.ones_like(before), cell.dropout.p)
+    before, normed = F.linear(boxes[:total, dim:2 * dim], cell.w1.weight[:, dim:],
+                              cell.w1.bias), []
+    keep = _dropped(cell, before)
     for running, after, count in zip(made, made[1:], plan.counts):
         here, start = slice(start, start + count), start + count
         if not whole:
@@ -137,6 +138,43 @@ def compose_slots(
     made = made if plan.order is None else made[:, plan.order.argsort()]
     return made, slots, Composed(
         plan, old, boxes[:total], before, share, keep, mixed, second[0], normed)
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #be35a74a
+def _compose_at_once(memory: OrderedMemory, second: tuple, token: Tensor, slots: Tensor,
+                     candidates: Tensor, sums, name: str) -> tuple[Tensor, Tensor, Composed]:
+    """One step as one kernel (Ordered Memory section 3).
+
+    `memory`, `second`, `token`, `slots`, `candidates`, `sums`: as in `compose_slots`, with its
+    results; `name`: of the cell's activation.
+    """
+    from rvnnbook.layers.kernels import compose_step
+    cell, norm, dim, share = memory.cell, memory.norm, memory.dim, sums[0].reshape(-1, 1)
+    written = torch.lerp(slots, candidates, sums[1][..., None])
+    ahead = F.linear(written.flatten(0, 1), cell.w1.weight[:, dim:], cell.w1.bias)
+    keep, plan = _dropped(cell, ahead), SlotPlan([len(token)] * len(slots), None, None)
+    made, boxes, before, mixed, *normed = compose_step(
+        token, written, ahead, keep, share, cell.w1.weight[:, :dim], *second, norm.weight,
+        norm.bias, norm.eps, name)
+    return made, written, Composed(plan, slots, boxes, before, share, keep, mixed, second[0],
+                                   [normed])
+
+@torch.no_grad()
+def compose_slots(
+    memory: OrderedMemory,    # its weights are used
+    second: tuple,            # weight and bias of the cell's second layer, content first
+    token: Tensor,            # x_t, (B, D)
+    slots: Tensor,            # M_{t-1} from some slot to the last, (L, B, D)
+    candidates: Tensor,       # of the last step at these slots, (L, B, D)
+    sums: Tensor | tuple,     # probability of a choice at each or above; at or below, (L, B) each
+) -> tuple[Tensor, Tensor, Composed]:    # token and candidates (L + 1, B, D); M_t (L, B, D)
+    "One step with given choices, in the form that suits the device (Ordered Memory section 3)."
+    given = memory, second, token, slots, candidates, sums
+    if not token.is_cpu:
+        from rvnnbook.layers.kernels import step_activation
+        if name := step_activation(memory.cell.activation, token):
+            return _compose_at_once(*given, name)
+    return _compose_in_turn(*given)
+
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #b4b0e7cc
 class Choice(NamedTuple):
@@ -251,6 +289,14 @@ def _compose_backward(memory: OrderedMemory, composed: Composed, slope: Slopes,
     own, dim, stop, first = slope.grads[:len(share)], memory.dim, len(share), memory.cell.w1.weight
     carried, carry = (grad.new_empty if plan.at is None else grad.new_zeros)(grad.shape), None
     own.addcmul_(share, plan.gather(grad))
+    if len(composed.normed) < len(plan.counts):                # the step was one kernel
+        from rvnnbook.layers.kernels import compose_gradients
+        *found, carried = compose_gradients(
+            own.view(grad.shape), share, composed.boxes, mixed, *composed.normed[0][1:],
+            norm.weight, slope.hidden, first[:, :dim], composed.second)
+        for kept, values in zip((own, slope.boxes, slope.hidden), found):
+            kept.copy_(values)
+        plan = SlotPlan([], None, None)
     for slot in reversed(range(len(plan.counts))):
         count, (_, *moments) = plan.counts[slot], composed.normed[slot]
         here, stop = slice(stop - count, stop), stop - count

@@ -326,32 +326,71 @@ def retrieve_exp(
     return ExpRetrieval.apply(walk.exists, scores, least, walk)
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc4
+def _matrices_by_sums(exists: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Matrices of neighbor weights on both sides (crvnn Eq. 5).
+
+    `exists`: e, (B, N). Returns: p of left and of right neighbors, (B, 2, N, N); what
+    `_gradients_by_sums` needs.
+    """
+    both = torch.stack([exists.flip(-1), exists], 1)[..., None, :]
+    there = both.expand(-1, -1, exists.shape[1], -1).triu(1)       # e_j for j > i, else 0
+    room = 1 - there.cumsum(-1)                                    # 1 - sum over i < l <= j
+    fits, spare = room >= 0, room > 0
+    rest = room[..., :-1].clamp_(min=0)                            # 1 - sum over l < j
+    torch.where(fits[..., 1:], there[..., 1:], rest, out=there[..., 1:])
+    return torch.stack([there[:, 0].flip(-2, -1), there[:, 1]], 1), (fits, spare)
+
+def _gradients_by_sums(fits: Tensor, spare: Tensor, grad: Tensor) -> Tensor:
+    """The gradient in e (crvnn Eq. 5).
+
+    `fits`, `spare`: from `_matrices_by_sums`; `grad`: gradient at p, (B, 2, N, N). Returns: (B, N).
+    """
+    grad = torch.stack([grad[:, 0].flip(-2, -1), grad[:, 1]], 1).triu_(1)
+    whole = grad * fits
+    less = grad.sub_(whole)[..., 1:]
+    less = (less * fits[..., :-1]).addcmul_(less, spare[..., :-1])      # 2 x; halved below
+    begins, ends = less.sum(-1), F.pad(less.sum(-2), (1, 0))
+    between = (ends - begins).cumsum(-1).add_(begins)              # taken from all i < l < j
+    found = whole.sum(-2).add_(between, alpha=.5)
+    return found[:, 0].flip(-1) + found[:, 1]
+
+
+# %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc6
+def _neighbor_matrices(exists: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Matrices of neighbor weights on both sides; on a GPU by one kernel where it runs.
+
+    `exists`: e, (B, N). Returns: p of left and of right neighbors, (B, 2, N, N); what
+    `_neighbor_gradients` needs.
+    """
+    if not exists.is_cpu:
+        from rvnnbook.layers.kernels import neighbor_weights
+        if neighbor_weights.runs_on(exists):
+            return neighbor_weights(exists), (exists,)
+    return _matrices_by_sums(exists)
+
+def _neighbor_gradients(saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
+    """The gradient in e. `saved`: from `_neighbor_matrices`; `grad`: at p, (B, 2, N, N). Returns:
+    (B, N)."""
+    if len(saved) == 1:
+        from rvnnbook.layers.kernels import neighbor_gradients
+        return neighbor_gradients(*saved, grad)
+    return _gradients_by_sums(*saved, grad)
+
+
+# %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc5
 class CumulativeNeighbors(torch.autograd.Function):
     "Matrices of neighbor weights on both sides, with their backward pass (crvnn Eq. 5)."
     @staticmethod
     def forward(ctx, exists: Tensor) -> Tensor:
         "`exists`: e, (B, N). Returns: p of left and of right neighbors, (B, 2, N, N)."
-        both = torch.stack([exists.flip(-1), exists], 1)[..., None, :]
-        there = both.expand(-1, -1, exists.shape[1], -1).triu(1)       # e_j for j > i, else 0
-        room = 1 - there.cumsum(-1)                                    # 1 - sum over i < l <= j
-        fits, spare = room >= 0, room > 0
-        ctx.save_for_backward(fits, spare)
-        rest = room[..., :-1].clamp_(min=0)                            # 1 - sum over l < j
-        torch.where(fits[..., 1:], there[..., 1:], rest, out=there[..., 1:])
-        return torch.stack([there[:, 0].flip(-2, -1), there[:, 1]], 1)
+        weights, saved = _neighbor_matrices(exists)
+        ctx.save_for_backward(*saved)
+        return weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> Tensor:
-        fits, spare = ctx.saved_tensors
-        grad = torch.stack([grad[:, 0].flip(-2, -1), grad[:, 1]], 1).triu_(1)
-        whole = grad * fits
-        less = grad.sub_(whole)[..., 1:]
-        less = (less * fits[..., :-1]).addcmul_(less, spare[..., :-1])      # 2 x; halved below
-        begins, ends = less.sum(-1), F.pad(less.sum(-2), (1, 0))
-        between = (ends - begins).cumsum(-1).add_(begins)              # taken from all i < l < j
-        found = whole.sum(-2).add_(between, alpha=.5)
-        return found[:, 0].flip(-1) + found[:, 1]
+        return _neighbor_gradients(ctx.saved_tensors, grad)
 
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc7

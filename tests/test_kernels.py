@@ -1,0 +1,165 @@
+"""Fused kernels: Triton's interpreter runs them on the CPU, alone and inside encoders; Triton compiles them for two GPUs.
+
+No GPU is needed. tests/conftest.py sets TRITON_INTERPRET before Triton is imported."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from rvnnbook.layers import kernels
+from rvnnbook.layers.kernels import compose_gradients, compose_step, neighbor_gradients, neighbor_weights, step_activation
+from rvnnbook.registry import create_encoder
+from tests.launches import expressions, run_encoder
+from tests.pretend_device import PretendDevice
+
+if sys.platform != "linux":
+    pytest.importorskip("triton")
+ALL = {"neighbor_weights": neighbor_weights, "neighbor_gradients": neighbor_gradients, "compose_step": compose_step,
+       "compose_gradients": compose_gradients}
+CLOSE = {torch.float64: dict(rtol=1e-11, atol=1e-12), torch.float32: dict(rtol=1e-4, atol=1e-4)}
+kinds, seeds = st.sampled_from([torch.float32, torch.float64]), st.integers(0, 10**6)
+few = settings(deadline=None, max_examples=15)
+
+
+@few
+@given(st.integers(1, 3), st.integers(1, 40), kinds, st.sampled_from(["any", "halves", "zero"]), seeds)
+def test_neighbor_kernels_give_the_plain_results(batch, length, kind, how, seed):
+    torch.manual_seed(seed)
+    exists = torch.rand(batch, length, dtype=kind)
+    exists = {"any": exists, "halves": (2 * exists).round() / 2, "zero": exists * (exists > .7)}[how]
+    grad = torch.randn(batch, 2, length, length, dtype=kind)
+    assert_close(neighbor_weights.launch(exists), neighbor_weights.plain(exists), **CLOSE[kind])
+    found, expected = (neighbor_gradients.finish(form(exists, grad)) for form in (neighbor_gradients.launch, neighbor_gradients.plain))
+    assert found.shape == exists.shape
+    assert_close(found, expected, **CLOSE[kind])
+
+
+def step_arguments(depth, rows, dim, hidden, kind, dropped, name):
+    def draw(*shape):
+        return torch.randn(*shape, dtype=kind)
+    keep = torch.randint(0, 2, (depth * rows, hidden)).to(kind) * 2 if dropped else None
+    share = torch.rand(depth * rows, 1, dtype=kind).round(decimals=1)                          # zeros and ones, too
+    return (draw(rows, dim), draw(depth, rows, dim), draw(depth * rows, hidden), keep, share, draw(hidden, 2 * dim)[:, :dim] / dim ** .5,
+            draw(4 * dim, hidden) / hidden ** .5, draw(4 * dim), draw(dim), draw(dim), 1e-5, name)
+
+
+@few
+@given(st.integers(1, 4), st.integers(1, 35), st.integers(2, 33), st.integers(1, 70), kinds, st.booleans(), st.sampled_from(["relu", "gelu"]),
+       seeds)
+def test_step_kernels_give_the_plain_results(depth, rows, dim, hidden, kind, dropped, name, seed):
+    torch.manual_seed(seed)
+    given_ = step_arguments(depth, rows, dim, hidden, kind, dropped, name)
+    expected = compose_step.plain(*given_)
+    assert_close(compose_step.launch(*given_), expected, **CLOSE[kind])
+    _, boxes, before, mixed, _, means, rates = expected
+    _, slots, _, _, share, first, second, _, scale, *_ = given_
+    back = slots, share, boxes, mixed, means, rates, scale, torch.randn_like(before), first, second
+    assert_close(compose_gradients.launch(*back), compose_gradients.plain(*back), **CLOSE[kind])
+
+
+def spoil(found):
+    "Results that are wrong in one number."
+    if isinstance(found, tuple):
+        return *found[:-1], spoil(found[-1])
+    wrong = found.clone()
+    wrong.view(-1)[-1] += .1
+    return wrong
+
+
+def fail(_):
+    raise RuntimeError("no compiler")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_kernel_that_differs_is_not_used(name, monkeypatch):
+    fused, like = ALL[name], torch.zeros(1)
+    assert fused.agrees(like) and fused.agrees(like.double())
+    for change in (spoil, fail):
+        monkeypatch.setattr(fused, "once", lambda *inputs: change(fused.plain(*inputs)))
+        with pytest.warns(UserWarning, match=f"{name.split('_')[0]}.*no kernel on cpu"):
+            assert not fused.agrees(like)
+
+
+def test_where_kernels_run():
+    for fused in ALL.values():
+        assert not fused.runs_on(torch.zeros(1)), "on a CPU the plain form runs"
+        assert fused.runs_on(torch.zeros(1, device="meta")) and not fused.runs_on(torch.zeros(1, device="meta", dtype=torch.bfloat16))
+    wide = torch.zeros(2, kernels.WIDEST // 4, device="meta")
+    assert step_activation(F.relu, wide) == "relu" and step_activation(F.gelu, wide) == "gelu"
+    assert step_activation(torch.tanh, wide) is None and step_activation(F.relu, F.pad(wide, (0, 1))) is None
+    assert step_activation(F.relu, wide.double()) is None and step_activation(F.relu, torch.zeros(2, 4)) is None
+    assert neighbor_weights(torch.zeros(3, 7, device="meta")).shape == (3, 2, 7, 7)
+
+
+@pytest.mark.parametrize("name, options, training", [
+    ("ordered_memory", {"slots": 4}, False), ("ordered_memory", {"slots": 3, "activation": "gelu", "dropout": .3}, True), ("crvnn", {}, False),
+    ("ordered_memory", {"slots": 1}, False)])
+def test_encoders_with_interpreted_kernels(name, options, training, monkeypatch):
+    "The kernels themselves run within whole encoders: the pretend device calls them."
+    for one in ALL.values():
+        monkeypatch.setattr(one, "once", torch.library.custom_op(f"tests::{one.plain.__name__[1:]}", one.launch, mutates_args=()))
+    torch.manual_seed(0)
+    batch, encoder = expressions(5, 11, 3), create_encoder(name, dim=6, **options).double().train(training)
+    x, results = torch.randn(*batch.mask.shape, 6, dtype=torch.float64), []
+    for device in (None, PretendDevice()):
+        torch.manual_seed(1)
+        encoder.zero_grad()
+        if device is None:
+            results.append([*run_encoder(encoder, x, batch, torch.clone), *(one.grad.clone() for one in encoder.parameters())])
+            continue
+        with device:
+            found = run_encoder(device.upload(encoder), x, batch, device.upload)
+            results.append([device.download(one) for one in (*found, *(part.grad for part in encoder.parameters()))])
+    assert len(results[0]) > 10
+    if training:                        # the order in which factors are drawn differs
+        assert all(one.isfinite().all() for one in results[1])
+    else:
+        assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
+
+
+COMPILE = '''
+import json, re, sys
+import torch
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from rvnnbook.layers import kernels
+INTEGERS = {"length", "step", "rows", "depth", "dim", "hidden", "stride"}
+
+def compiled(kernel, target, kind, options=None, **constants):
+    options = options or {}
+    constants |= {one: options.pop(one) for one in ("ROWS", "DIM", "UNITS", "EXACT") if one in options}
+    signature = {one.name: "constexpr" if one.is_constexpr else "i32" if one.name in INTEGERS else "fp32" if one.name == "eps"
+                 else "*" + kind for one in kernel.params}
+    done = compile(ASTSource(fn=kernel, signature=signature, constexprs=constants), target=GPUTarget("cuda", target, 32), options=options)
+    return {"kernel": kernel.__name__, "target": target, "kind": kind, "shared": done.metadata.shared, "cubin": len(done.asm["cubin"])}
+
+found = []
+for target, kind, dim, precision in ((80, "fp32", 256, "highest"), (90, "fp64", 128, "highest"), (90, "fp32", 64, "high")):
+    torch.set_float32_matmul_precision(precision)
+    like = torch.empty(1, dim, dtype=torch.float64 if kind == "fp64" else torch.float32)
+    found.append(compiled(kernels._neighbor_weights_kernel, target, kind, SIZE=128))
+    found.append(compiled(kernels._neighbor_gradients_kernel, target, kind, SIZE=1024))
+    found.append(compiled(kernels._compose_kernel, target, kind, kernels._block_sizes(like), NAME="gelu", KEEP=kind == "fp64"))
+    sizes = kernels._block_sizes(like)
+    found.append(compiled(kernels._compose_back_kernel, target, kind, sizes))
+print(json.dumps(found))
+'''
+
+
+def test_kernels_compile_for_gpus(tmp_path):
+    "For NVIDIA A100 and H100; in single precision within the 99 KB of the smaller cards, too."
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], capture_output=True, text=True, check=False,
+                          env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 12 and all(one["cubin"] > 1000 for one in found)
+    assert max(one["shared"] for one in found if one["kind"] == "fp32") <= 99 * 1024
+    assert max(one["shared"] for one in found) <= 160 * 1024
