@@ -7,6 +7,7 @@ __all__ = ['PARTS', 'neighbor_weights', 'neighbor_gradients', 'ROWS', 'WIDEST', 
            'step_activation']
 
 # %% ../../nbs/implementations/kernels.ipynb #f0a10004
+# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false, reportIndexIssue=false
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -320,11 +321,11 @@ def _compose(token: Tensor, slots: Tensor, ahead: Tensor, keep: Tensor | None, s
     """The compositions of one step, slot by slot.
 
     `token`: x, (B, D); `slots`: m, (L, B, D); `ahead`: what the first layer makes of m, (L B, H);
-    `keep`: factors of the hidden units, (L B, H), or None; `share`: pi, (L B, 1); `first`: weight of
-    the first layer for the running vector, (H, D); `second`, `bias`: second layer, content first,
-    (4 D, H), (4 D,); `scale`, `shift`, `eps`: of the norm; `name`: "relu" or "gelu". Returns: x and
-    results (L + 1, B, D); boxes (L B, 6 D), hidden units before the activation (L B, H), input of
-    the norm, normed (L B, D), its mean and scale (L B, 1).
+    `keep`: factors of the hidden units, (L B, H), or None; `share`: pi, (L B, 1); `first`: weight
+    of the first layer for the running vector, (H, D); `second`, `bias`: second layer, content
+    first, (4 D, H), (4 D,); `scale`, `shift`, `eps`: of the norm; `name`: "relu" or "gelu".
+    Returns: x and results (L + 1, B, D); boxes (L B, 6 D), hidden units before the activation
+    (L B, H), input of the norm, normed (L B, D), its mean and scale (L B, 1).
     """
     made, steps, count, dim = [token], [], *token.shape
     keeps = [None] * len(slots) if keep is None else keep.split(count)
@@ -381,14 +382,15 @@ def _launch_compose(token: Tensor, slots: Tensor, ahead: Tensor, keep: Tensor | 
                     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The kernel, with the arguments and results of `_compose`."""
     (depth, rows, dim), total, hidden = slots.shape, len(ahead), len(first)
-    found = [token.new_empty(total, width) for width in (6 * dim, hidden, dim, dim, 1, 1)]
+    boxes, before, mixed, normed, means, rates = found = [
+        token.new_empty(total, width) for width in (6 * dim, hidden, dim, dim, 1, 1)]
     made, second = token.new_empty(depth + 1, rows, dim), second.contiguous()
     with torch.cuda.device_of(token):
         _compose_kernel[(triton.cdiv(rows, ROWS),)](
             token.contiguous(), slots.contiguous(), ahead.contiguous(), keep, share.contiguous(),
             first, second, bias, scale, shift, made, *found, rows, depth, dim, hidden,
             first.stride(0), eps, NAME=name, KEEP=keep is not None, **_block_sizes(token))
-    return made, *found
+    return made, boxes, before, mixed, normed, means, rates
 
 # %% ../../nbs/implementations/kernels.ipynb #f0a1001b
 def _launch_compose_back(grads: Tensor, share: Tensor, boxes: Tensor, mixed: Tensor, means: Tensor,

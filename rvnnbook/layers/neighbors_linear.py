@@ -374,7 +374,8 @@ def _neighbor_gradients(saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
     if len(saved) == 1:
         from rvnnbook.layers.kernels import neighbor_gradients
         return neighbor_gradients(*saved, grad)
-    return _gradients_by_sums(*saved, grad)
+    fits, spare = saved
+    return _gradients_by_sums(fits, spare, grad)
 
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc5
