@@ -6,7 +6,7 @@
 __all__ = ['BLOCK', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'DENSE_ANY_BATCH', 'CumulativeRetrieval', 'LinearRetriever',
            'CumulativeRetriever', 'decayed_sums', 'StickBreakingRetrieval', 'StickBreakingRetriever', 'log_sums',
            'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'NeighborWindow', 'NeighborPair', 'DenseNeighbors',
-           'neighbor_retrievers']
+           'resolve_form', 'neighbor_retrievers']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
 import torch
@@ -329,21 +329,20 @@ def retrieve_exp(
 class CumulativeNeighbors(torch.autograd.Function):
     "Matrices of neighbor weights on both sides, with their backward pass (crvnn Eq. 5)."
     @staticmethod
-    def forward(ctx, exists: Tensor) -> Tensor:
-        "`exists`: e, (B, N). Returns: p of left and of right neighbors, (B, 2, N, N)."
+    def matrices(exists: Tensor) -> tuple[Tensor, tuple]:
+        "`exists`: e, (B, N). Returns: p of both sides, (B, 2, N, N); what `gradients` needs."
         both = torch.stack([exists.flip(-1), exists], 1)[..., None, :]
         there = both.expand(-1, -1, exists.shape[1], -1).triu(1)       # e_j for j > i, else 0
         room = 1 - there.cumsum(-1)                                    # 1 - sum over i < l <= j
         fits, spare = room >= 0, room > 0
-        ctx.save_for_backward(fits, spare)
         rest = room[..., :-1].clamp_(min=0)                            # 1 - sum over l < j
         torch.where(fits[..., 1:], there[..., 1:], rest, out=there[..., 1:])
-        return torch.stack([there[:, 0].flip(-2, -1), there[:, 1]], 1)
+        return torch.stack([there[:, 0].flip(-2, -1), there[:, 1]], 1), (fits, spare)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> Tensor:
-        fits, spare = ctx.saved_tensors
+    def gradients(saved, grad: Tensor) -> Tensor:
+        "`saved`: from `matrices`; `grad`: gradient at p, (B, 2, N, N). Returns: at e, (B, N)."
+        fits, spare = saved
         grad = torch.stack([grad[:, 0].flip(-2, -1), grad[:, 1]], 1).triu_(1)
         whole = grad * fits
         less = grad.sub_(whole)[..., 1:]
@@ -352,6 +351,18 @@ class CumulativeNeighbors(torch.autograd.Function):
         between = (ends - begins).cumsum(-1).add_(begins)              # taken from all i < l < j
         found = whole.sum(-2).add_(between, alpha=.5)
         return found[:, 0].flip(-1) + found[:, 1]
+
+    @staticmethod
+    def forward(ctx, exists: Tensor) -> Tensor:
+        "`exists`: e, (B, N). Returns: p of left and of right neighbors, (B, 2, N, N)."
+        weights, saved = CumulativeNeighbors.matrices(exists)
+        ctx.save_for_backward(*saved)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return CumulativeNeighbors.gradients(ctx.saved_tensors, grad)
 
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc7
@@ -438,6 +449,16 @@ LINEAR_RETRIEVERS = {"eq5": CumulativeRetriever, "eq6": StickBreakingRetriever}
 DENSE_MAX_LENGTH = {"cpu": 300, "cuda": 1000}    # positions of one sentence; cuda: a guess
 DENSE_ANY_BATCH = 100                            # the same for every batch size
 
+def resolve_form(
+    exists: Tensor,            # e, existence, (B, N) in [0, 1]
+    form: str = "auto",        # "dense", "linear", or "auto": by size
+) -> str:                      # "dense" or "linear"
+    "The form that neighbors of such existence take."
+    check_choice("form", form, ("auto", "dense", "linear"))
+    (batch, length), longest = exists.shape, DENSE_MAX_LENGTH["cpu" if exists.is_cpu else "cuda"]
+    large = batch * length * (length - DENSE_ANY_BATCH) > longest * (longest - DENSE_ANY_BATCH)
+    return form if form != "auto" else "linear" if large else "dense"
+
 def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
     retriever: str = "eq5",    # "eq5" (cumulative) or "eq6" (stick-breaking)
@@ -445,12 +466,8 @@ def neighbor_retrievers(
 ) -> NeighborPair:
     "Neighbors on both sides, as matrices or linear retrievers (crvnn Eq. 5 or Eq. 6)."
     check_choice("retriever", retriever, LINEAR_RETRIEVERS)
-    check_choice("form", form, ("auto", "dense", "linear"))
-    (batch, length), longest = exists.shape, DENSE_MAX_LENGTH["cpu" if exists.is_cpu else "cuda"]
-    most = longest * (longest - DENSE_ANY_BATCH)
-    large = batch * length * (length - DENSE_ANY_BATCH) > most
     sides = "left", "right"
-    if form == "linear" or form == "auto" and large:
+    if resolve_form(exists, form) == "linear":
         return NeighborPair(*(LINEAR_RETRIEVERS[retriever](exists, side) for side in sides))
     if retriever == "eq5":
         return DenseNeighbors(CumulativeNeighbors.apply(exists))
