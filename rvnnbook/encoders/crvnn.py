@@ -445,9 +445,9 @@ class SoftRound(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *grads: Tensor | None) -> tuple:
         tape, (at_states, at_exists, at_arrived, _) = ctx.tape, grads
-        exists, *runs, matrices, composes, came = ctx.saved_tensors[len(tape.weights):][:6]
-        kept, (senders, rows) = ctx.saved_tensors[len(tape.weights) + 6:], map(PositionIndex, runs)
-        seen, made, marks = kept[:7], kept[7:15], kept[15:]
+        kept = ctx.saved_tensors[len(tape.weights):]               # read once, for `checkpoint`
+        (exists, *runs, matrices, composes, came), seen, made = kept[:6], kept[6:13], kept[13:21]
+        senders, rows = map(PositionIndex, runs)
         if at_states is None:
             at_states = exists.new_zeros(*exists.shape, len(tape.weights.scale))
         at_below, at_came, *more = _compose_gradients(
@@ -461,7 +461,7 @@ class SoftRound(torch.autograd.Function):
         pair.add_(at_below) if rows.places is None else pair.index_add_(0, rows.places, at_below)
         own = at_seen[..., (first + 1) * dim:(first + 2) * dim].add_(at_states)
         _window_gradients(tape, matrices, seen[0], at_seen, at_both)
-        found = CumulativeNeighbors.gradients(marks, at_both)
+        found = CumulativeNeighbors.gradients(kept[21:], at_both)
         if at_exists is not None:
             found += torch.lerp(at_exists, tape.zero, composes)
         if ctx.needs_input_grad[3]:
