@@ -208,6 +208,8 @@ class RoundRows(NamedTuple):
     rate: Tensor           # one over its standard deviation, (M, 1)
 
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c004
+ROWS_PER_PRODUCT = {"cpu": 2 ** 8, "cuda": 2 ** 14}    # so many are not kept for a later product
+
 def _weight_gradients(rows: RoundRows, weights: RoundWeights, wanted) -> list:
     """Gradients of the weights, one product each.
 
@@ -225,8 +227,6 @@ def _weight_gradients(rows: RoundRows, weights: RoundWeights, wanted) -> list:
               else (None, None))]
 
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c006
-ROWS_PER_PRODUCT = {"cpu": 2 ** 8, "cuda": 2 ** 14}    # that a product waits for, at most
-
 class RoundTape:
     "Weights and settings of all rounds of a forward pass, and rows of its backward passes."
     def __init__(
@@ -239,36 +239,31 @@ class RoundTape:
     ):
         self.weights, self.window, self.activations = weights, window, activations
         self.eps, self.dropout, self.wanted = eps, dropout, [False] * len(weights)
-        self.zero, self.backward_pass = weights.shift.new_zeros(()), None
+        self.zero, self.backward_pass = weights.shift.new_zeros(()), None      # its number
         self.rows, self.found = [], None
 
-    def add(self, rows: RoundRows) -> None:
-        "Take the rows of a round, in the backward pass that calls this."
+    def begin(self) -> None:
+        "Drop what an earlier backward pass has left, which did not ask for gradients of weights."
         now = torch._C._current_graph_task_id()
-        if now != self.backward_pass:      # an earlier one did not ask for gradients of weights
+        if now != self.backward_pass:
             self.backward_pass, self.rows, self.found = now, [], None
+
+    def add(self, rows: RoundRows) -> None:
+        "Take the rows of a round."
+        self.begin()
         self.rows.append(rows)
         most = ROWS_PER_PRODUCT["cpu" if rows.seen.is_cpu else "cuda"]
         if sum(len(one.seen) for one in self.rows) >= most:
-            self.multiply()
+            self.found, self.rows = self.sums(), []
 
-    def multiply(self) -> None:
-        "Turn all rows into gradients of the weights, and add them to those found so far."
-        rows = self.rows[0] if len(self.rows) == 1 else RoundRows(
-            *map(torch.cat, zip(*self.rows)))
-        more = _weight_gradients(rows, self.weights, self.wanted)
-        self.found = more if self.found is None else [
+    def sums(self) -> list:
+        "The gradients of the weights from all rows so far."
+        if not self.rows:
+            return self.found or [None] * len(self.weights)
+        more = _weight_gradients(self.rows[0] if len(self.rows) == 1 else RoundRows(
+            *map(torch.cat, zip(*self.rows))), self.weights, self.wanted)
+        return more if self.found is None else [
             old if old is None else old.add_(new) for old, new in zip(self.found, more)]
-        self.rows = []
-
-    def take(self) -> list:
-        "The gradients of the weights in this backward pass, which ends here."
-        if self.backward_pass != torch._C._current_graph_task_id():
-            self.rows, self.found = [], None
-        if self.rows:
-            self.multiply()
-        found, self.found = self.found or [None] * len(self.wanted), None
-        return found
 
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c007
 class WeightToken(torch.autograd.Function):
@@ -283,7 +278,10 @@ class WeightToken(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, _) -> tuple:
-        return None, *ctx.tape.take()
+        ctx.tape.begin()
+        found = ctx.tape.sums()
+        ctx.tape.rows, ctx.tape.found = [], None
+        return None, *found
 
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c011
 def _through_activation(activation, grad: Tensor, before: Tensor) -> Tensor:
@@ -421,6 +419,34 @@ def _window_gradients(tape, matrices, seen, at_seen, at_both) -> None:
     at_both[:, 0].baddbmm_(at_seen[..., :middle], seen[..., dim:middle + dim].mT)
     at_both[:, 1].baddbmm_(at_seen[..., middle + dim:stop], seen[..., middle:stop - dim].mT)
 
+# %% ../../nbs/implementations/crvnn.ipynb #e1a7c024
+def _round_gradients(tape, saved, at_states, at_exists, at_arrived) -> tuple:
+    """Gradients of a round.
+
+    `tape`: weights; `saved`: from SoftRound.forward, after the weights; `at_states`, `at_exists`,
+    `at_arrived`: gradients at the new r (B, N, D), e (B, N) and left(c) (B, N, 1), or None.
+    Returns: gradients at r, e and left(c) of the round before; RoundRows.
+    """
+    (exists, *runs, matrices, composes, came), seen, made = saved[:6], saved[6:13], saved[13:21]
+    (senders, rows), dim = map(PositionIndex, runs), len(tape.weights.scale)
+    if at_states is None:
+        at_states = exists.new_zeros(*exists.shape, dim)
+    at_below, at_came, composed = _compose_gradients(
+        tape, made, rows.gather(at_states).flatten(0, -2), rows.gather(came).view(-1, 1))
+    at_came = rows.spread(at_came, came).view_as(came)
+    at_seen, at_both, scored = _decide_gradients(
+        tape, seen, matrices, composes, senders,
+        at_came if at_arrived is None else at_came + at_arrived, at_exists, exists)
+    parts = at_seen[..., (tape.window - 1) * dim:]
+    pair, own = parts[..., :2 * dim].flatten(0, 1), parts[..., dim:2 * dim]   # left(r), r; r
+    pair.add_(at_below) if rows.places is None else pair.index_add_(0, rows.places, at_below)
+    own.add_(at_states)
+    _window_gradients(tape, matrices, seen[0], at_seen, at_both)
+    found = CumulativeNeighbors.gradients(saved[21:], at_both)
+    if at_exists is not None:
+        found += torch.lerp(at_exists, tape.zero, composes)
+    return own, found, at_seen[..., -1:], RoundRows(*scored, *composed)
+
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c020
 class SoftRound(torch.autograd.Function):
     "`soft_round` with matrices, competition by scores and the GRC, with its backward pass."
@@ -444,30 +470,12 @@ class SoftRound(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor | None) -> tuple:
-        tape, (at_states, at_exists, at_arrived, _) = ctx.tape, grads
-        kept = ctx.saved_tensors[len(tape.weights):]               # read once, for `checkpoint`
-        (exists, *runs, matrices, composes, came), seen, made = kept[:6], kept[6:13], kept[13:21]
-        senders, rows = map(PositionIndex, runs)
-        if at_states is None:
-            at_states = exists.new_zeros(*exists.shape, len(tape.weights.scale))
-        at_below, at_came, *more = _compose_gradients(
-            tape, made, rows.gather(at_states).flatten(0, -2), rows.gather(came).view(-1, 1))
-        at_came = rows.spread(at_came, came).view_as(came)
-        at_came = at_came if at_arrived is None else at_came + at_arrived
-        at_seen, at_both, scored = _decide_gradients(
-            tape, seen, matrices, composes, senders, at_came, at_exists, exists)
-        first, dim = tape.window - 1, at_states.shape[2]
-        pair = at_seen[..., first * dim:(first + 2) * dim].flatten(0, 1)
-        pair.add_(at_below) if rows.places is None else pair.index_add_(0, rows.places, at_below)
-        own = at_seen[..., (first + 1) * dim:(first + 2) * dim].add_(at_states)
-        _window_gradients(tape, matrices, seen[0], at_seen, at_both)
-        found = CumulativeNeighbors.gradients(kept[21:], at_both)
-        if at_exists is not None:
-            found += torch.lerp(at_exists, tape.zero, composes)
+        tape = ctx.tape
+        *found, rows = _round_gradients(tape, ctx.saved_tensors[len(tape.weights):], *grads[:3])
         if ctx.needs_input_grad[3]:
-            tape.add(RoundRows(*scored, *more[0]))
-        twice = any(grad is not None and grad.requires_grad for grad in grads)
-        return (own, found, at_seen[..., -1:], tape.zero if twice else None, None, None, None)
+            tape.add(rows)
+        twice = any(grad is not None and grad.requires_grad for grad in grads)     # it will fail
+        return *found, tape.zero if twice else None, None, None, None
 
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c022
 class FastRounds:
@@ -515,6 +523,10 @@ def _has_fast_rounds(encoder) -> bool:
                 for one in (encoder.scorer, encoder.cell))
         and len({one.dtype for one in (*weights, encoder.start)}) == 1
         and not torch._C._is_any_autocast_enabled())
+
+def _rounds(encoder, layer):
+    "What computes a round of a CRvNN. `encoder`: the CRvNN; `layer`: as for FastRounds."
+    return FastRounds(encoder, layer) if _has_fast_rounds(encoder) else soft_round
 
 # %% ../../nbs/implementations/crvnn.ipynb #c692824a
 def _split_rows(held, ended, places, width, kept):
@@ -680,12 +692,10 @@ class CRvNN(CRvNNParts):
         x = reverse_tokens(x, mask) if self.root == "first" else x
         framed, there, tokens = add_boundary_tokens(x, mask, self.start, self.end)
         leaves = torch.where(there[..., None], self.leaves(framed), 0)
-        layer = self.transition.fold(self.scorer[0])
         (states, exists, taken), rounds = _continuous_recursion(
             leaves, there.to(leaves.dtype), tokens, self.max_rounds(mask), partial(self.decide,
-            layer=layer), self.cell, self.threshold, self.checkpoint, self.compaction,
-            _rounds_between_waits(self, x),
-            FastRounds(self, layer) if _has_fast_rounds(self) else soft_round)
+            layer=(layer := self.transition.fold(self.scorer[0]))), self.cell, self.threshold,
+            self.checkpoint, self.compaction, _rounds_between_waits(self, x), _rounds(self, layer))
         states = torch.where(mask[..., None], states[:, 1:-1, :self.dim], 0)
         penalty = halt_penalty(exists := torch.where(mask, exists[:, 1:-1], 0), mask)
         found = _build_trace(rounds, exists, taken, penalty, mask) if trace else None
