@@ -1,10 +1,13 @@
 "Continuous recursion against a slow walk over single positions, against the published form, and against trees that are given."
+import copy
 import inspect
 import math
+import pickle
 import pydoc
 import re
 import xml.etree.ElementTree as ET
-from itertools import product
+from functools import partial
+from itertools import count, product
 
 import pytest
 import torch
@@ -13,19 +16,24 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from rvnnbook.core import Encoder, batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
+from rvnnbook.encoders import crvnn
 from rvnnbook.encoders.crvnn import (
     DECISIONS,
     CRvNN,
     CRvNNParts,
+    FastRounds,
     FixedTreeCRvNN,
     PositionIndex,
     PositionScorer,
     _continuous_recursion,
+    _has_fast_rounds,
     extract_trees,
     halt_penalty,
     modulated_sigmoid,
     _plain_sigmoid,
     modulated_sigmoid_exp,
+    runs_of,
+    soft_round,
 )
 from rvnnbook.literal import crvnn_literal
 from rvnnbook.layers.cells import ACTIVATIONS, GRC
@@ -565,6 +573,198 @@ def test_without_structure_it_is_a_recursive_network(shape, cell, sizes, seed):
         close([out.root[b]], [root[:DIM]])
         assert out.trace["trees"][b].tolist() == steps + [0] * (mask.shape[1] - n)
     assert out.loss == 0 and batch_gap(encoder, x, mask) < 1e-9 and padding_gap(encoder, x, mask) < 1e-9
+
+
+# ---- rounds with a backward pass by hand
+
+class Plain(CRvNN):
+    "CRvNN that computes every round by soft_round, since its method `decide` is another."
+    def decide(self, *given, **options):
+        return super().decide(*given, **options)
+
+
+def plainly(encoder, **options):
+    "The same encoder with rounds by soft_round."
+    other = same_weights(encoder, kind=Plain, **options).train(encoder.training)
+    for one, copied in zip(encoder.parameters(), other.parameters(), strict=True):
+        copied.requires_grad_(one.requires_grad)
+    assert _has_fast_rounds(encoder) and not _has_fast_rounds(other)
+    return other
+
+
+def round_of(encoder, sizes, seed, everywhere):
+    "Inputs of a round in the middle of a sentence, and its senders and receivers."
+    draw, framed = torch.Generator().manual_seed(seed), length_mask(torch.tensor(sizes) + 2, max(sizes) + 3)
+    states = torch.randn(*framed.shape, DIM, dtype=torch.float64, generator=draw)
+    exists = torch.rand(*framed.shape, dtype=torch.float64, generator=draw) * framed
+    arrived = torch.rand(*framed.shape, 1, dtype=torch.float64, generator=draw)
+    allowed = length_mask(torch.tensor(sizes), framed.shape[1])
+    allowed[:, 0] = False                                          # START; the last token is at the place of the size
+    runs = (PositionIndex(), PositionIndex()) if everywhere else runs_of(allowed)
+    return [one.requires_grad_() for one in (states, exists, arrived)], allowed, runs
+
+
+def compute_round(encoder, inputs, allowed, runs, fast):
+    states, exists, arrived = inputs
+    layer = encoder.transition.fold(encoder.scorer[0])
+    a_round = FastRounds(encoder, layer) if fast else soft_round
+    return a_round(states, exists, allowed, arrived, partial(encoder.decide, layer=layer), encoder.cell, runs)
+
+
+def weights_of(encoder):
+    return [*encoder.scorer.parameters(), *encoder.transition.parameters(), *encoder.cell.parameters()]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("dropout, activation, transition_dim", [(0.0, "gelu", 5), (0.4, "relu", 5), (0.0, "gelu_tanh", 0)])
+@quick
+@given(st.lists(st.integers(2, 7), min_size=1, max_size=4), seeds, st.booleans())
+def test_a_round_by_hand_is_a_soft_round(window, dropout, activation, transition_dim, sizes, seed, everywhere):
+    encoder = make(seed, window=window, dropout=dropout, activation=activation, transition_dim=transition_dim,
+                   scorer_activation=activation).train()
+    inputs, *given = round_of(encoder, sizes, seed, everywhere)
+    found = []
+    for fast in (True, False):
+        torch.manual_seed(seed)
+        out = compute_round(encoder, inputs, *given, fast)
+        found.append([*out, *slopes_of(out[:3], [*inputs, *weights_of(encoder)])])
+    assert found[0][0].grad_fn.name() == "SoftRoundBackward" and not found[0][3].requires_grad
+    close(*found, 1e-10)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_gradients_of_a_round_by_hand(window, everywhere):
+    encoder = make(0, window=window, hidden=4, transition_dim=2)
+    inputs, allowed, runs = round_of(encoder, [5, 3], 0, everywhere)
+
+    def outputs(*tensors):                                         # the weights are those of the encoder, which change
+        return compute_round(encoder, tensors[:3], allowed, runs, fast=True)[:3]
+    assert torch.autograd.gradcheck(outputs, [*inputs, *weights_of(encoder)])
+
+
+def test_outputs_without_gradients_count_as_zero():
+    encoder = make(0)
+    inputs, *given = round_of(encoder, [5, 3], 0, False)
+    for which in range(3):
+        found = [slopes_of([compute_round(encoder, inputs, *given, fast)[which]], [*inputs, *weights_of(encoder)])
+                 for fast in (True, False)]
+        close(*found, 1e-10)
+
+
+def gradients(encoder, *batches, seed=0):
+    "Roots of some batches, and gradients of one loss over all of them in token vectors and parameters."
+    torch.manual_seed(seed)
+    leaves = [x.clone().requires_grad_() for x, _ in batches]
+    outs = [encoder(x, mask) for x, (_, mask) in zip(leaves, batches)]
+    wanted = [*leaves, *(one for one in encoder.parameters() if one.requires_grad)]
+    return [*(out.root for out in outs), *slopes_of([one for out in outs for one in (out.root, out.states, out.loss)], wanted)]
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint": True}, {"dropout": 0.3}, {"dropout": 0.3, "checkpoint": True}, {"root": "first"}],
+                         ids=str)
+@pytest.mark.parametrize("most", [1, 20, 2 ** 14])
+@few
+@given(lengths, seeds, st.sampled_from([1.0, 5.0]))
+def test_encoders_have_the_gradients_of_soft_rounds(options, most, sizes, seed, factor):
+    "However many rows a product of the weights' gradients takes; with two forward passes before the backward pass."
+    encoder = make(seed, factor, **options).train()
+    batches = batch_of(sizes, seed, 1), batch_of([5, 2], seed + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crvnn, "ROWS_PER_PRODUCT", {"cpu": most})
+        for given in (batches[:1], batches):
+            close(gradients(encoder, *given), gradients(plainly(encoder, **options), *given))
+
+
+@pytest.mark.parametrize("trained", ["scorer", "transition", "grc", "grc.w1.weight", "grc.norm.bias", "scorer.1.bias", "leaf", "start"])
+@pytest.mark.parametrize("again", [False, True])
+def test_frozen_parameters_get_no_gradients(trained, again):
+    encoder, (x, mask) = make(3, checkpoint=again), batch_of([6, 3], 0)
+    for name, one in encoder.named_parameters():
+        one.requires_grad_(f"{name}.".startswith(f"{trained}."))
+    close(gradients(encoder, (x, mask)), gradients(plainly(encoder, checkpoint=again), (x, mask)))
+    encoder(x, mask).root.square().sum().backward()                # no gradient in the token vectors
+    assert all((one.grad is not None) == one.requires_grad for one in encoder.parameters())
+
+
+def test_several_backward_passes():
+    "Each counts once: over the same graph, for some gradients only, after one that was not for weights, after one that failed."
+    encoder, (x, mask) = make(3), batch_of([6, 3], 0)
+    other, x = plainly(encoder), x.requires_grad_()
+    chosen = [[x], [*encoder.parameters()], [x], [encoder.grc.w1.weight], [encoder.scorer[0].weight, x]]
+    names = {id(one): name for name, one in encoder.named_parameters()}
+    outs = encoder(x, mask), other(x, mask)
+
+    def slopes(out, module, wanted):
+        found = dict(module.named_parameters())
+        return torch.autograd.grad(out.states.square().sum() + out.loss, [found[names[id(one)]] if id(one) in names else one for one in wanted],
+                                   retain_graph=True)
+    for wanted in chosen * 2:
+        close(slopes(outs[0], encoder, wanted), slopes(outs[1], other, wanted))
+
+    calls, after = count(), crvnn.CumulativeNeighbors.gradients
+
+    def fail(*given):
+        assert next(calls) < 2
+        return after(*given)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
+        patch.setattr(crvnn.CumulativeNeighbors, "gradients", fail)
+        slopes(outs[0], encoder, [*encoder.parameters()])
+    for _ in range(2):
+        for one, module in zip(outs, (encoder, other)):
+            (one.states.square().sum() + one.loss).backward(retain_graph=True)
+    close([one.grad for one in encoder.parameters()], [one.grad for one in other.parameters()])
+
+
+def test_changed_weights_and_second_derivatives_are_refused():
+    encoder, (x, mask) = make(0), batch_of([4, 2], 0)
+    out = encoder(x.requires_grad_(), mask).states.square().sum()
+    slope, = torch.autograd.grad(out, encoder.grc.w1.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+    out = encoder(x, mask).states.square().sum()
+    with torch.no_grad():
+        encoder.grc.w1.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_rounds_by_hand_without_gradients():
+    encoder, (x, mask) = make(0), batch_of([4, 2, 7], 0)
+    expected = encoder(x, mask)
+    with torch.no_grad():
+        found = encoder(x, mask)
+    assert found.states.equal(expected.states) and not found.root.requires_grad
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_copies_have_rounds_by_hand(activation):
+    encoder, given = make(0, activation=activation), batch_of([4, 2, 7], 0)
+    expected = gradients(plainly(encoder, activation=activation), given)
+    encoder(*given)                                                # nothing of a forward pass is kept
+    for copied in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert _has_fast_rounds(copied)
+        close(gradients(copied, given), expected)
+
+
+def test_other_settings_have_soft_rounds():
+    for options in ({"retriever": "eq6"}, {"modulation": "none"}, {"modulation": "exponentials"}, {"cell": "lstm"}):
+        assert not _has_fast_rounds(build(**options))
+    assert not _has_fast_rounds(SharedNorm(DIM)) and _has_fast_rounds(build(form="linear", window=3, dropout=0.1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not _has_fast_rounds(build())
+    encoder, seen = make(0), []
+    encoder.grc.register_forward_hook(lambda *given: seen.append(len(given)))
+    assert not _has_fast_rounds(encoder)
+    encoder(*batch_of([4], 0))
+    assert len(seen) == 3
+    encoder = build()
+    encoder.grc.w1 = torch.nn.Linear(2 * DIM, 4 * DIM, bias=False)
+    encoder.grc.activation = torch.tanh
+    assert not _has_fast_rounds(encoder)
+    encoder = make(0, form="linear")
+    x, mask = batch_of([5, 3], 0)
+    close(gradients(encoder, (x, mask)), gradients(plainly(encoder, form="linear"), (x, mask)))
 
 
 # ---- compaction

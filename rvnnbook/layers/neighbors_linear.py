@@ -6,7 +6,7 @@
 __all__ = ['BLOCK', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'DENSE_ANY_BATCH', 'CumulativeRetrieval', 'LinearRetriever',
            'CumulativeRetriever', 'decayed_sums', 'StickBreakingRetrieval', 'StickBreakingRetriever', 'log_sums',
            'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'NeighborWindow', 'NeighborPair', 'DenseNeighbors',
-           'neighbor_retrievers']
+           'resolve_form', 'neighbor_retrievers']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
 import torch
@@ -355,43 +355,39 @@ def _gradients_by_sums(fits: Tensor, spare: Tensor, grad: Tensor) -> Tensor:
     return found[:, 0].flip(-1) + found[:, 1]
 
 
-# %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc6
-def _neighbor_matrices(exists: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Matrices of neighbor weights on both sides; on a GPU by one kernel where it runs.
-
-    `exists`: e, (B, N). Returns: p of left and of right neighbors, (B, 2, N, N); what
-    `_neighbor_gradients` needs.
-    """
-    if not exists.is_cpu:
-        from rvnnbook.layers.kernels import neighbor_weights
-        if neighbor_weights.runs_on(exists):
-            return neighbor_weights(exists), (exists,)
-    return _matrices_by_sums(exists)
-
-def _neighbor_gradients(saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
-    """The gradient in e. `saved`: from `_neighbor_matrices`; `grad`: at p, (B, 2, N, N). Returns:
-    (B, N)."""
-    if len(saved) == 1:
-        from rvnnbook.layers.kernels import neighbor_gradients
-        return neighbor_gradients(*saved, grad)
-    fits, spare = saved
-    return _gradients_by_sums(fits, spare, grad)
-
-
 # %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc5
 class CumulativeNeighbors(torch.autograd.Function):
     "Matrices of neighbor weights on both sides, with their backward pass (crvnn Eq. 5)."
     @staticmethod
+    def matrices(exists: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """`exists`: e, (B, N). Returns: p of both sides, (B, 2, N, N), on a GPU by a fused kernel;
+        what `gradients` needs."""
+        if not exists.is_cpu:
+            from rvnnbook.layers.kernels import neighbor_weights
+            if neighbor_weights.runs_on(exists):
+                return neighbor_weights(exists), (exists,)
+        return _matrices_by_sums(exists)
+
+    @staticmethod
+    def gradients(saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
+        "`saved`: from `matrices`; `grad`: gradient at p, (B, 2, N, N). Returns: at e, (B, N)."
+        if len(saved) == 1:
+            from rvnnbook.layers.kernels import neighbor_gradients
+            return neighbor_gradients(*saved, grad)
+        fits, spare = saved
+        return _gradients_by_sums(fits, spare, grad)
+
+    @staticmethod
     def forward(ctx, exists: Tensor) -> Tensor:
         "`exists`: e, (B, N). Returns: p of left and of right neighbors, (B, 2, N, N)."
-        weights, saved = _neighbor_matrices(exists)
+        weights, saved = CumulativeNeighbors.matrices(exists)
         ctx.save_for_backward(*saved)
         return weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> Tensor:
-        return _neighbor_gradients(ctx.saved_tensors, grad)
+        return CumulativeNeighbors.gradients(ctx.saved_tensors, grad)
 
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc7
@@ -478,6 +474,16 @@ LINEAR_RETRIEVERS = {"eq5": CumulativeRetriever, "eq6": StickBreakingRetriever}
 DENSE_MAX_LENGTH = {"cpu": 300, "cuda": 1000}    # positions of one sentence; cuda: a guess
 DENSE_ANY_BATCH = 100                            # the same for every batch size
 
+def resolve_form(
+    exists: Tensor,            # e, existence, (B, N) in [0, 1]
+    form: str = "auto",        # "dense", "linear", or "auto": by size
+) -> str:                      # "dense" or "linear"
+    "The form that neighbors of such existence take."
+    check_choice("form", form, ("auto", "dense", "linear"))
+    (batch, length), longest = exists.shape, DENSE_MAX_LENGTH["cpu" if exists.is_cpu else "cuda"]
+    large = batch * length * (length - DENSE_ANY_BATCH) > longest * (longest - DENSE_ANY_BATCH)
+    return form if form != "auto" else "linear" if large else "dense"
+
 def neighbor_retrievers(
     exists: Tensor,            # e, existence, (B, N) in [0, 1], 0 on padding
     retriever: str = "eq5",    # "eq5" (cumulative) or "eq6" (stick-breaking)
@@ -485,12 +491,8 @@ def neighbor_retrievers(
 ) -> NeighborPair:
     "Neighbors on both sides, as matrices or linear retrievers (crvnn Eq. 5 or Eq. 6)."
     check_choice("retriever", retriever, LINEAR_RETRIEVERS)
-    check_choice("form", form, ("auto", "dense", "linear"))
-    (batch, length), longest = exists.shape, DENSE_MAX_LENGTH["cpu" if exists.is_cpu else "cuda"]
-    most = longest * (longest - DENSE_ANY_BATCH)
-    large = batch * length * (length - DENSE_ANY_BATCH) > most
     sides = "left", "right"
-    if form == "linear" or form == "auto" and large:
+    if resolve_form(exists, form) == "linear":
         return NeighborPair(*(LINEAR_RETRIEVERS[retriever](exists, side) for side in sides))
     if retriever == "eq5":
         return DenseNeighbors(CumulativeNeighbors.apply(exists))
