@@ -486,7 +486,7 @@ class FastRounds:
         layer: tuple,          # of the scorer, from TransitionFeatures.fold
     ):
         score, cell, dim = encoder.scorer[1], encoder.cell, encoder.dim
-        weights = RoundWeights(
+        weights = (
             *layer, score.weight, score.bias, cell.w1.weight, cell.w1.bias,
             cell.w2.weight.roll(dim, 0), cell.w2.bias.roll(dim), cell.norm.weight, cell.norm.bias)
         self.form = encoder.form
