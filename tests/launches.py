@@ -6,6 +6,7 @@ import torch
 
 from rvnnbook.data.listops import collate_listops, unique_draws
 from rvnnbook.lab.records import append, new_record
+from rvnnbook.layers import kernels  # noqa: F401     recorded with the other modules
 from rvnnbook.origin import code_hashes
 from rvnnbook.registry import create_encoder, list_encoders
 from tests.pretend_device import PretendDevice

@@ -27,7 +27,8 @@ from tests.test_encoders import FOR_DROPOUT, OPTIONS
 NAMES = list_encoders()
 every = pytest.mark.parametrize("name", NAMES)
 SLACK = 1.02               # on the recorded number of launches
-GOALS = {"bt_grc": 4000, "bt_grc_os": 4000, "ebt_grc": 2500, "rir_ebt_grc": 2500, "gumbel_tree": 2500, "rvnn": 600}    # of launches
+GOALS = {"bt_grc": 4000, "bt_grc_os": 4000, "ebt_grc": 2500, "rir_ebt_grc": 2500, "gumbel_tree": 2500, "rvnn": 600, "crvnn": 1500,
+         "ordered_memory": 8000, "rir_om": 8000}    # of launches
 SHORT = expressions(1, 14, 5)
 
 
