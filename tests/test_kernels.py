@@ -10,19 +10,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.layers import kernels
-from rvnnbook.layers.kernels import compose_gradients, compose_step, neighbor_gradients, neighbor_weights, step_activation
+from rvnnbook.layers.cells import GRC
+from rvnnbook.layers.kernels import (
+    compose_gradients, compose_step, neighbor_gradients, neighbor_matrices, neighbors_at_once, step_activation)
 from rvnnbook.registry import create_encoder
 from tests.launches import expressions, run_encoder
 from tests.pretend_device import PretendDevice
 
 if sys.platform != "linux":
     pytest.importorskip("triton")
-ALL = {"neighbor_weights": neighbor_weights, "neighbor_gradients": neighbor_gradients, "compose_step": compose_step,
-       "compose_gradients": compose_gradients}
+ALL = {"neighbor_matrices": (neighbor_matrices, [(1,), (16,), (64,)]), "neighbor_gradients": (neighbor_gradients, [(1,), (16,), (64,)]),
+       "compose_step": (compose_step, [(20, "gelu", False), (16, "relu", True)]), "compose_gradients": (compose_gradients, [(20,), (64,)])}
 CLOSE = {torch.float64: dict(rtol=1e-11, atol=1e-12), torch.float32: dict(rtol=1e-4, atol=1e-4)}
 kinds, seeds = st.sampled_from([torch.float32, torch.float64]), st.integers(0, 10**6)
 few = settings(deadline=None, max_examples=15)
@@ -35,7 +36,7 @@ def test_neighbor_kernels_give_the_plain_results(batch, length, kind, how, seed)
     exists = torch.rand(batch, length, dtype=kind)
     exists = {"any": exists, "halves": (2 * exists).round() / 2, "zero": exists * (exists > .7)}[how]
     grad = torch.randn(batch, 2, length, length, dtype=kind)
-    assert_close(neighbor_weights.launch(exists), neighbor_weights.plain(exists), **CLOSE[kind])
+    assert_close(neighbor_matrices.launch(exists), neighbor_matrices.plain(exists), **CLOSE[kind])
     found, expected = (neighbor_gradients.finish(form(exists, grad)) for form in (neighbor_gradients.launch, neighbor_gradients.plain))
     assert found.shape == exists.shape
     assert_close(found, expected, **CLOSE[kind])
@@ -79,23 +80,76 @@ def fail(_):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_kernel_that_differs_is_not_used(name, monkeypatch):
-    fused, like = ALL[name], torch.zeros(1)
-    assert fused.agrees(like) and fused.agrees(like.double())
+    (fused, options), like = ALL[name], torch.zeros(1)
+    for how in options:
+        assert fused.agrees(like, *how) and fused.agrees(like.double(), *how)
     for change in (spoil, fail):
         monkeypatch.setattr(fused, "once", lambda *inputs: change(fused.plain(*inputs)))
         with pytest.warns(UserWarning, match=f"{name.split('_')[0]}.*no kernel on cpu"):
-            assert not fused.agrees(like)
+            assert not fused.agrees(like, *options[-1])
+
+
+def test_no_part_of_a_result_is_left_out_of_the_comparison(monkeypatch):
+    "A kernel that leaves out the gradients of one gate, or one slot, is noticed."
+    for name, (fused, options) in ALL.items():
+        with monkeypatch.context() as patch:
+            found = fused.plain(*fused.example(lambda *shape: torch.randn(shape).double(), *options[-1]))
+            for which in range(len(found) if isinstance(found, tuple) else 1):
+                for column in range(6):
+                    def lacking(*inputs):
+                        results = fused.plain(*inputs)
+                        made = [one.clone() for one in (results if isinstance(results, tuple) else (results,))]
+                        width = made[which].shape[-1]
+                        made[which][..., column * width // 6:(column + 1) * width // 6 or 1] = 0
+                        return tuple(made) if isinstance(results, tuple) else made[0]
+                    patch.setattr(fused, "once", lacking)
+                    with pytest.warns(UserWarning, match="no kernel"):
+                        assert not fused.agrees(torch.zeros(1), *options[-1]), (name, which, column)
 
 
 def test_where_kernels_run():
-    for fused in ALL.values():
-        assert not fused.runs_on(torch.zeros(1)), "on a CPU the plain form runs"
-        assert fused.runs_on(torch.zeros(1, device="meta")) and not fused.runs_on(torch.zeros(1, device="meta", dtype=torch.bfloat16))
+    meta = torch.zeros(2, 7, device="meta")
+    assert neighbors_at_once(meta) and not neighbors_at_once(torch.zeros(2, 7)), "on a CPU the plain form runs"
+    assert not neighbors_at_once(meta.bfloat16())
+    assert neighbor_matrices(meta).shape == (2, 2, 7, 7)
     wide = torch.zeros(2, kernels.WIDEST // 4, device="meta")
-    assert step_activation(F.relu, wide) == "relu" and step_activation(F.gelu, wide) == "gelu"
-    assert step_activation(torch.tanh, wide) is None and step_activation(F.relu, F.pad(wide, (0, 1))) is None
-    assert step_activation(F.relu, wide.double()) is None and step_activation(F.relu, torch.zeros(2, 4)) is None
-    assert neighbor_weights(torch.zeros(3, 7, device="meta")).shape == (3, 2, 7, 7)
+    for activation, name in (("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", None)):
+        assert step_activation(GRC(256, activation=activation), wide) == name
+    cell = GRC(256)
+    assert step_activation(cell, wide.double()) is None and step_activation(cell, torch.zeros(2, 257, device="meta")) is None
+    assert step_activation(cell, torch.zeros(2, 256)) is None
+    assert compose_step.agreed == {}, "without a GPU nothing is compared"
+
+
+def test_options_and_devices_are_compared_once(monkeypatch):
+    "A stand-in for a tensor on a GPU: the comparison runs once for each data type, precision and options."
+    asked = []
+    monkeypatch.setattr(compose_step, "agrees", lambda like, *how: asked.append(how) or how[0] < 100)
+    monkeypatch.setattr(compose_step, "agreed", {})
+
+    class Placed:
+        device, dtype = torch.device("cuda"), torch.float32
+    for how, runs in (((64, "relu", False), True), ((64, "relu", False), True), ((128, "relu", False), False), ((64, "relu", True), True)):
+        assert compose_step.runs_on(Placed, *how) == runs
+    assert asked == [(64, "relu", False), (128, "relu", False), (64, "relu", True)]
+    monkeypatch.setattr(kernels, "triton", None)
+    assert not compose_step.runs_on(Placed, 64, "relu", False)
+
+
+def test_inputs_that_are_not_contiguous():
+    torch.manual_seed(0)
+    def mixed(one):
+        return one.mT.contiguous().mT if isinstance(one, torch.Tensor) and one.ndim > 1 else one
+    given_ = step_arguments(2, 18, 12, 20, torch.float64, True, "gelu")
+    expected = compose_step.plain(*given_)
+    assert_close(compose_step.launch(*map(mixed, given_)), expected, **CLOSE[torch.float64])
+    _, boxes, before, mixed_, _, means, rates = expected
+    back = given_[1], given_[4], boxes, mixed_, means, rates, given_[8], torch.randn_like(before), given_[5], given_[6]
+    assert_close(compose_gradients.launch(*map(mixed, back)), compose_gradients.plain(*back), **CLOSE[torch.float64])
+    wide = torch.randn(12, 2).double()[:, 0]
+    assert not wide.is_contiguous()
+    assert_close(compose_step.launch(*given_[:8], wide, wide, *given_[10:]), compose_step.plain(*given_[:8], wide, wide, *given_[10:]),
+                 **CLOSE[torch.float64])
 
 
 @pytest.mark.parametrize("name, options, training", [
@@ -103,7 +157,7 @@ def test_where_kernels_run():
     ("ordered_memory", {"slots": 1}, False)])
 def test_encoders_with_interpreted_kernels(name, options, training, monkeypatch):
     "The kernels themselves run within whole encoders: the pretend device calls them."
-    for one in ALL.values():
+    for one, _ in ALL.values():
         monkeypatch.setattr(one, "once", torch.library.custom_op(f"tests::{one.plain.__name__[1:]}", one.launch, mutates_args=()))
     torch.manual_seed(0)
     batch, encoder = expressions(5, 11, 3), create_encoder(name, dim=6, **options).double().train(training)
@@ -131,13 +185,12 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from rvnnbook.layers import kernels
-INTEGERS = {"length", "step", "rows", "depth", "dim", "hidden", "stride"}
+INTEGERS = {"length", "count", "rows", "depth", "dim", "hidden", "stride"}
 
 def compiled(kernel, target, kind, options=None, **constants):
     options = options or {}
     constants |= {one: options.pop(one) for one in ("ROWS", "DIM", "UNITS", "EXACT") if one in options}
-    signature = {one.name: "constexpr" if one.is_constexpr else "i32" if one.name in INTEGERS else "fp32" if one.name == "eps"
-                 else "*" + kind for one in kernel.params}
+    signature = {one.name: "constexpr" if one.is_constexpr else "i32" if one.name in INTEGERS else "*" + kind for one in kernel.params}
     done = compile(ASTSource(fn=kernel, signature=signature, constexprs=constants), target=GPUTarget("cuda", target, 32), options=options)
     return {"kernel": kernel.__name__, "target": target, "kind": kind, "shared": done.metadata.shared, "cubin": len(done.asm["cubin"])}
 
@@ -145,9 +198,9 @@ found = []
 for target, kind, dim, precision in ((80, "fp32", 256, "highest"), (90, "fp64", 128, "highest"), (90, "fp32", 64, "high")):
     torch.set_float32_matmul_precision(precision)
     like = torch.empty(1, dim, dtype=torch.float64 if kind == "fp64" else torch.float32)
-    found.append(compiled(kernels._neighbor_weights_kernel, target, kind, SIZE=128))
+    found.append(compiled(kernels._neighbor_matrices_kernel, target, kind, SIZE=128))
     found.append(compiled(kernels._neighbor_gradients_kernel, target, kind, SIZE=1024))
-    found.append(compiled(kernels._compose_kernel, target, kind, kernels._block_sizes(like), NAME="gelu", KEEP=kind == "fp64"))
+    found.append(compiled(kernels._compose_kernel, target, kind, kernels._block_sizes(like), EPS=1e-5, NAME="gelu", KEEP=kind == "fp64"))
     sizes = kernels._block_sizes(like)
     found.append(compiled(kernels._compose_back_kernel, target, kind, sizes))
 print(json.dumps(found))

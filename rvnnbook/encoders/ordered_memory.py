@@ -171,7 +171,7 @@ def compose_slots(
     given = memory, second, token, slots, candidates, sums
     if not token.is_cpu:
         from rvnnbook.layers.kernels import step_activation
-        if name := step_activation(memory.cell.activation, token):
+        if name := step_activation(memory.cell, token):
             return _compose_at_once(*given, name)
     return _compose_in_turn(*given)
 

@@ -355,7 +355,7 @@ def _gradients_by_sums(fits: Tensor, spare: Tensor, grad: Tensor) -> Tensor:
     return found[:, 0].flip(-1) + found[:, 1]
 
 
-# %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc5
+# %% ../../nbs/implementations/neighbors_linear.ipynb #57980fd1
 class CumulativeNeighbors(torch.autograd.Function):
     "Matrices of neighbor weights on both sides, with their backward pass (crvnn Eq. 5)."
     @staticmethod
@@ -363,9 +363,9 @@ class CumulativeNeighbors(torch.autograd.Function):
         """`exists`: e, (B, N). Returns: p of both sides, (B, 2, N, N), on a GPU by a fused kernel;
         what `gradients` needs."""
         if not exists.is_cpu:
-            from rvnnbook.layers.kernels import neighbor_weights
-            if neighbor_weights.runs_on(exists):
-                return neighbor_weights(exists), (exists,)
+            from rvnnbook.layers.kernels import neighbor_matrices, neighbors_at_once
+            if neighbors_at_once(exists):
+                return neighbor_matrices(exists), (exists,)
         return _matrices_by_sums(exists)
 
     @staticmethod

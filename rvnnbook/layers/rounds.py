@@ -60,9 +60,9 @@ class RoundWeights(NamedTuple):
 class RoundRows(NamedTuple):
     "Rows of one round or of several, from which the gradients of the weights are computed."
     seen: Tensor           # X, inputs of the scorer, (R, (2 kappa + 1) D + 1)
-    at_before: Tensor      # gradient at X F^T + f, (R, U)
+    at_before: Tensor      # gradient at X F^T + b_F, (R, U)
     units: Tensor          # hidden units of the scorer, (R, U)
-    at_scores: Tensor      # gradient at u, (R, 1)
+    at_scores: Tensor      # gradient at s, (R, 1)
     below: Tensor          # children, (M, 2 D)
     at_middle: Tensor      # gradient at the hidden units of the cell before the activation, (M, H)
     hidden: Tensor         # hidden units of the cell, (M, H)
@@ -70,15 +70,15 @@ class RoundRows(NamedTuple):
     at_parents: Tensor     # gradient at the parents, (M, D)
     mixed: Tensor          # input of the norm, (M, D)
     mean: Tensor           # its mean, (M, 1)
-    rate: Tensor           # one over its standard deviation, (M, 1)
+    rate: Tensor           # 1 / its standard deviation, (M, 1)
 
 # %% ../../nbs/implementations/rounds.ipynb #e1a7c004
-ROWS_PER_PRODUCT = {"cpu": 2 ** 8, "cuda": 2 ** 14}    # so many are not kept for a later product
+ROWS_PER_PRODUCT = {"cpu": 2 ** 8, "cuda": 2 ** 14}    # so many it collects
 
 def _weight_gradients(rows: RoundRows, weights: RoundWeights, wanted) -> list:
     """Gradients of the weights, one product each.
 
-    `rows`: of some rounds; `weights`: from _round_weights; `wanted`: which gradients, 10 bools.
+    `rows`: of some rounds; `weights`: of scorer and cell; `wanted`: which gradients, 10 bools.
     Returns: the gradients in the order of RoundWeights, None for those that are not wanted.
     """
     norm = (rows.at_parents, rows.mixed, rows.mixed.shape[1:], rows.mean, rows.rate,
@@ -167,7 +167,7 @@ def _decide_round(tape, states, matrices, arrived, allowed,
 
     `tape`: weights; `states`: r, (B, N, D); `matrices`: P, (B, 2, N, N); `arrived`: left(c) of the
     round before, (B, N, 1); `allowed`: (B, N) bool; `rows`: senders, M of them. Returns: X of all
-    positions (B, N, (2 kappa + 1) D + 1) and of senders (M, ...), X F^T + f and hidden units
+    positions (B, N, (2 kappa + 1) D + 1) and of senders (M, ...), X F^T + b_F and hidden units
     (M, U), u (B, N, 1), p (B, 4, N); c (B, N); left(c) (B, N, 1).
     """
     weights, both = tape.weights, matrices.flatten(1, 2)           # both: of left, then right
@@ -193,7 +193,7 @@ def _compose_round(tape, seen: Tensor, share: Tensor, rows: PositionIndex) -> tu
 
     `tape`: weights; `seen`: X, (B, N, (2 kappa + 1) D + 1); `share`: left(c), (M, 1); `rows`: the
     receivers. Returns: (M, D); children, content and gates (M, 6 D), hidden units before and after
-    the activation and dropout factors or None (M, H), input of the norm (M, D), its mean and scale
+    the activation and dropout factors or None (M, H), input of the norm (M, D), its mean and rate
     (M, 1), parents (M, D).
     """
     weights, dim, window = tape.weights, len(tape.weights.scale), tape.window
@@ -228,7 +228,7 @@ def _compose_gradients(tape, kept, own: Tensor, share: Tensor) -> tuple[Tensor, 
     boxes, middle, hidden, keep, mixed, mean, rate, parents = kept
     weights, dim = tape.weights, mixed.shape[1]
     at_parents, change = own * share, parents - boxes[:, dim:2 * dim]
-    at_share = (own[:, None] @ change[..., None]).squeeze(2)
+    at_share = (own[:, None] @ change[..., None]).squeeze(2)           # (own * change).sum(1)
     at_mixed, *_ = torch.ops.aten.native_layer_norm_backward(
         at_parents, mixed, [dim], mean, rate, weights.scale, weights.shift, [True, False, False])
     at_boxes = torch.ops.aten.glu_backward(
@@ -259,8 +259,8 @@ def _decide_gradients(tape, kept, matrices, composes, rows: PositionIndex, at_ca
         at_composes.addcmul_(at_exists, exists, value=-1)
     less = torch.addcmul(tape.zero, at_composes, composes, value=-1)[:, None]      # -q, (B, 1, N)
     at_rivals = (shares[:, :2] * less).view(len(both), -1, 1)
-    at_scores = torch.baddbmm(torch.lerp(less, tape.zero, shares[:, 2:3]).mT, both.mT, at_rivals,
-                              beta=-1).mul_(allowed[..., None])
+    kept_own = torch.lerp(less, tape.zero, shares[:, 2:3])         # -(1 - p_3) q, in one launch
+    at_scores = torch.baddbmm(kept_own.mT, both.mT, at_rivals, beta=-1).mul_(allowed[..., None])
     at_scores = rows.gather(at_scores).view(-1, 1)
     at_before = _through_activation(tape.activations[0], at_scores * weights.score, before)
     at_both = (at_rivals @ scores.mT).view_as(matrices)
@@ -320,7 +320,8 @@ class SoftRound(torch.autograd.Function):
                 allowed: Tensor, runs: tuple, tape: RoundTape) -> tuple[Tensor, ...]:
         """`states`: r, (B, N, D); `exists`: e, (B, N); `arrived`: left(c) of the round before,
         (B, N, 1); `token`: from WeightToken; `allowed`: positions that may be merged, (B, N) bool;
-        `runs`: senders and receivers; `tape`: weights. Returns: as soft_round."""
+        `runs`: senders and receivers; `tape`: weights. Returns: as soft_round; c has no
+        gradient."""
         (matrices, marks), (senders, rows) = CumulativeNeighbors.matrices(exists), runs
         seen, composes, came = _decide_round(tape, states, matrices, arrived, allowed, senders)
         after, made = _compose_round(tape, seen[0], rows.gather(came).view(-1, 1), rows)
@@ -339,5 +340,6 @@ class SoftRound(torch.autograd.Function):
         *found, rows = _round_gradients(tape, ctx.saved_tensors[len(tape.weights):], *grads[:3])
         if ctx.needs_input_grad[3]:
             tape.add(rows)
-        twice = any(grad is not None and grad.requires_grad for grad in grads)     # it will fail
+        # a token with a gradient makes PyTorch raise an error at a second derivative
+        twice = any(grad is not None and grad.requires_grad for grad in grads)
         return *found, tape.zero if twice else None, None, None, None
