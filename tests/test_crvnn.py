@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from rvnnbook.core import Encoder, batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
-from rvnnbook.encoders import crvnn
 from rvnnbook.encoders.crvnn import (
     DECISIONS,
     CRvNN,
@@ -36,6 +35,7 @@ from rvnnbook.encoders.crvnn import (
     soft_round,
 )
 from rvnnbook.literal import crvnn_literal
+from rvnnbook.layers import rounds
 from rvnnbook.layers.cells import ACTIVATIONS, GRC
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.masking import add_boundary_tokens, reverse_tokens
@@ -671,7 +671,7 @@ def test_encoders_have_the_gradients_of_soft_rounds(options, most, sizes, seed, 
     encoder = make(seed, factor, **options).train()
     batches = batch_of(sizes, seed, 1), batch_of([5, 2], seed + 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crvnn, "ROWS_PER_PRODUCT", {"cpu": most})
+        patch.setattr(rounds, "ROWS_PER_PRODUCT", {"cpu": most})
         for given in (batches[:1], batches):
             close(gradients(encoder, *given), gradients(plainly(encoder, **options), *given))
 
@@ -702,13 +702,13 @@ def test_several_backward_passes():
     for wanted in chosen * 2:
         close(slopes(outs[0], encoder, wanted), slopes(outs[1], other, wanted))
 
-    calls, after = count(), crvnn.CumulativeNeighbors.gradients
+    calls, after = count(), rounds.CumulativeNeighbors.gradients
 
     def fail(*given):
         assert next(calls) < 2
         return after(*given)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
-        patch.setattr(crvnn.CumulativeNeighbors, "gradients", fail)
+        patch.setattr(rounds.CumulativeNeighbors, "gradients", fail)
         slopes(outs[0], encoder, [*encoder.parameters()])
     for _ in range(2):
         for one, module in zip(outs, (encoder, other)):

@@ -14,14 +14,15 @@ from torch.testing import assert_close
 
 from rvnnbook.layers import kernels
 from rvnnbook.layers.cells import GRC
-from rvnnbook.layers.kernels import (
-    compose_gradients, compose_step, neighbor_gradients, neighbor_matrices, neighbors_at_once, step_activation)
+from rvnnbook.layers.kernels import compose_gradients, compose_step, step_activation
+from rvnnbook.layers.neighbors_linear import CumulativeNeighbors, _neighbor_kernels
 from rvnnbook.registry import create_encoder
 from tests.launches import expressions, run_encoder
 from tests.pretend_device import PretendDevice
 
 if sys.platform != "linux":
     pytest.importorskip("triton")
+neighbor_matrices, neighbor_gradients = _neighbor_kernels()
 ALL = {"neighbor_matrices": (neighbor_matrices, [(1,), (16,), (64,)]), "neighbor_gradients": (neighbor_gradients, [(1,), (16,), (64,)]),
        "compose_step": (compose_step, [(20, "gelu", False), (16, "relu", True)]), "compose_gradients": (compose_gradients, [(20,), (64,)])}
 CLOSE = {torch.float64: dict(rtol=1e-11, atol=1e-12), torch.float32: dict(rtol=1e-4, atol=1e-4)}
@@ -109,9 +110,10 @@ def test_no_part_of_a_result_is_left_out_of_the_comparison(monkeypatch):
 
 def test_where_kernels_run():
     meta = torch.zeros(2, 7, device="meta")
-    assert neighbors_at_once(meta) and not neighbors_at_once(torch.zeros(2, 7)), "on a CPU the plain form runs"
-    assert not neighbors_at_once(meta.bfloat16())
-    assert neighbor_matrices(meta).shape == (2, 2, 7, 7)
+    weights, saved = CumulativeNeighbors.matrices(meta)
+    assert weights.shape == (2, 2, 7, 7) and len(saved) == 1, "the kernel needs nothing but existence"
+    assert CumulativeNeighbors.gradients(saved, weights).shape == (2, 7)
+    assert len(CumulativeNeighbors.matrices(meta.bfloat16())[1]) == 2 and len(CumulativeNeighbors.matrices(torch.zeros(2, 7))[1]) == 2
     wide = torch.zeros(2, kernels.WIDEST // 4, device="meta")
     for activation, name in (("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", None)):
         assert step_activation(GRC(256, activation=activation), wide) == name

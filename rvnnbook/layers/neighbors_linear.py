@@ -9,6 +9,8 @@ __all__ = ['BLOCK', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'DENSE_ANY_BATCH', 
            'resolve_form', 'neighbor_retrievers']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -355,6 +357,27 @@ def _gradients_by_sums(fits: Tensor, spare: Tensor, grad: Tensor) -> Tensor:
     return found[:, 0].flip(-1) + found[:, 1]
 
 
+# %% ../../nbs/implementations/neighbors_linear.ipynb #57980fd3
+def _neighbor_matrices(exists: Tensor) -> Tensor:
+    "Both matrices, as one operation. `exists`: e, (B, N). Returns: p, (B, 2, N, N)."
+    return _matrices_by_sums(exists)[0]
+
+def _neighbor_sums(exists: Tensor, grad: Tensor) -> Tensor:
+    """The gradient, as one operation. `exists`: e, (B, N); `grad`: gradient at p, (B, 2, N, N).
+    Returns: gradient in e, to be summed over dimension 1, (B, any, N)."""
+    from rvnnbook.layers.kernels import PARTS
+    found = _gradients_by_sums(*_matrices_by_sums(exists)[1], grad)
+    return F.pad(found[:, None], (0, 0, 0, 2 * PARTS - 1))         # as many as the kernel returns
+
+@cache
+def _neighbor_kernels() -> tuple:
+    "Both operations with their kernels, as a pair of Fused."
+    from rvnnbook.layers.kernels import (
+        Fused, example_existence, example_gradients, launch_gradients, launch_matrices)
+    return (Fused(_neighbor_matrices, launch_matrices, example_existence),
+            Fused(_neighbor_sums, launch_gradients, example_gradients, lambda sums: sums.sum(1)))
+
+
 # %% ../../nbs/implementations/neighbors_linear.ipynb #57980fd1
 class CumulativeNeighbors(torch.autograd.Function):
     "Matrices of neighbor weights on both sides, with their backward pass (crvnn Eq. 5)."
@@ -363,17 +386,16 @@ class CumulativeNeighbors(torch.autograd.Function):
         """`exists`: e, (B, N). Returns: p of both sides, (B, 2, N, N), on a GPU by a fused kernel;
         what `gradients` needs."""
         if not exists.is_cpu:
-            from rvnnbook.layers.kernels import neighbor_matrices, neighbors_at_once
-            if neighbors_at_once(exists):
-                return neighbor_matrices(exists), (exists,)
+            size = 1 << (exists.shape[1] - 1).bit_length()     # the kernels are compiled for it
+            if all(operation.runs_on(exists, size) for operation in _neighbor_kernels()):
+                return _neighbor_kernels()[0](exists), (exists,)
         return _matrices_by_sums(exists)
 
     @staticmethod
     def gradients(saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
         "`saved`: from `matrices`; `grad`: gradient at p, (B, 2, N, N). Returns: at e, (B, N)."
         if len(saved) == 1:
-            from rvnnbook.layers.kernels import neighbor_gradients
-            return neighbor_gradients(*saved, grad)
+            return _neighbor_kernels()[1](*saved, grad)
         fits, spare = saved
         return _gradients_by_sums(fits, spare, grad)
 
