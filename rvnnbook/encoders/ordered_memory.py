@@ -96,12 +96,14 @@ class Composed(NamedTuple):
     second: Tensor         # weight of the cell's second layer, content first, (4 D, H)
     normed: list           # composed, mean and scale of each slot, or of all at once
 
-# %% ../../nbs/implementations/ordered_memory.ipynb #be35a748
+# %% ../../nbs/implementations/ordered_memory.ipynb #be35a74b
 def _dropped(cell: GRC, hidden: Tensor) -> Tensor | None:
     "Factors of the hidden units, if the cell drops some. `hidden`: gives shape, type and device."
     drops = cell.training and cell.dropout.p > 0
     return F.dropout(torch.ones_like(hidden), cell.dropout.p) if drops else None
 
+
+# %% ../../nbs/implementations/ordered_memory.ipynb #be35a748
 def _compose_in_turn(memory: OrderedMemory, second: tuple, token: Tensor, slots: Tensor,
                      candidates: Tensor, sums) -> tuple[Tensor, Tensor, Composed]:
     """One step slot by slot, composed where p > 0 (Ordered Memory section 3).

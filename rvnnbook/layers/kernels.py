@@ -43,12 +43,9 @@ class Fused:
 
     def agrees(self, like: Tensor, *how) -> bool:
         "Whether both forms give the same results, for the device and the type of a tensor."
-        numbers = torch.Generator().manual_seed(0)
-        def draw(*shape):
-            return torch.randn(shape, dtype=torch.float64, generator=numbers).to(like)
         near = 1e-6 if like.dtype == torch.float64 else 1e-3 if _exact(like) else .05
         try:
-            inputs = self.example(draw, *how)
+            inputs = self.example(_random_numbers(like), *how)
             found, expected = (self.finish(form(*inputs)) for form in (self.once, self.plain))
             torch.testing.assert_close(found, expected, rtol=near, atol=near)
         except Exception as error:     # of compiler, driver or comparison
@@ -73,6 +70,11 @@ class Fused:
 def _exact(like: Tensor) -> bool:
     "Whether products are not rounded to fewer digits. `like`: gives the data type."
     return like.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
+
+def _random_numbers(like: Tensor) -> Callable:
+    "Random numbers by their shape, always the same. `like`: gives device and data type."
+    numbers = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(shape, dtype=torch.float64, generator=numbers).to(like)
 
 def _kernel(function: Callable) -> Callable:
     """Make a kernel; without Triton the function stays as it is and is never called.
