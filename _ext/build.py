@@ -143,7 +143,8 @@ def run_chapter(root: Path, page: str, preload: bool = False) -> dict:
     import preloaded
     source, target = root / f"{page}.ipynb", root / "build" / "executed" / f"{page}.ipynb"
     os.environ.setdefault("RVNNBOOK_DATA", str(root / "data"))
-    os.environ.update(OMP_NUM_THREADS="1", PYTHONHASHSEED="0", MPLBACKEND="module://matplotlib_inline.backend_inline")
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONHASHSEED="0", MPLBACKEND="module://matplotlib_inline.backend_inline",
+                      TRITON_INTERPRET="1")        # read when a module imports Triton, as torch._dynamo does
     preloaded.use(preload and "peak_memory(anew=True)" not in source.read_text())      # a forked process maps libraries as it uses them
     record = execute_chapter(source, target, root)
     used = {file: content_hash(file) for file in [str(source), *record.pop("files")]}

@@ -73,7 +73,7 @@ class RoundRows(NamedTuple):
     rate: Tensor           # 1 / its standard deviation, (M, 1)
 
 # %% ../../nbs/implementations/rounds.ipynb #e1a7c004
-ROWS_PER_PRODUCT = {"cpu": 2 ** 8, "cuda": 2 ** 14}    # so many it collects
+ROWS_PER_PRODUCT = {"cpu": 2 ** 8, "cuda": 2 ** 14}    # that the tape collects
 
 def _weight_gradients(rows: RoundRows, weights: RoundWeights, wanted) -> list:
     """Gradients of the weights, one product each.
@@ -221,9 +221,8 @@ def _compose_gradients(tape, kept, own: Tensor, share: Tensor) -> tuple[Tensor, 
     """Gradients of the new states of receivers.
 
     `tape`: weights; `kept`: from _compose_round; `own`: g, gradient at the new states, (M, D);
-    `share`: left(c), (M, 1). Returns: gradients at both children, without the (1 - left(c)) g
-    that passes by the cell but with its part - left(c) g, (M, 2 D); at left(c), (M, 1); what
-    RoundRows has of the cell.
+    `share`: left(c), (M, 1). Returns: gradients at left(r) and r, the second with - left(c) g, to
+    which `_round_gradients` adds g, (M, 2 D); at left(c), (M, 1); what RoundRows has of the cell.
     """
     boxes, middle, hidden, keep, mixed, mean, rate, parents = kept
     weights, dim = tape.weights, mixed.shape[1]
