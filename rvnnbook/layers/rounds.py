@@ -163,7 +163,7 @@ def _through_activation(activation, grad: Tensor, before: Tensor) -> Tensor:
 
 def _decide_round(tape, states, matrices, arrived, allowed,
                   rows: PositionIndex) -> tuple[list, Tensor, Tensor]:
-    """Merge probabilities (crvnn Eq. 10, 13, 16).
+    """Merge probabilities.
 
     `tape`: weights; `states`: r, (B, N, D); `matrices`: P, (B, 2, N, N); `arrived`: left(c) of the
     round before, (B, N, 1); `allowed`: (B, N) bool; `rows`: senders, M of them. Returns: X of all
@@ -189,7 +189,7 @@ def _decide_round(tape, states, matrices, arrived, allowed,
 
 # %% ../../nbs/implementations/rounds.ipynb #e1a7c013
 def _compose_round(tape, seen: Tensor, share: Tensor, rows: PositionIndex) -> tuple[Tensor, list]:
-    """New states of receivers (crvnn Eq. 14-15).
+    """New states of receivers.
 
     `tape`: weights; `seen`: X, (B, N, (2 kappa + 1) D + 1); `share`: left(c), (M, 1); `rows`: the
     receivers. Returns: (M, D); children, content and gates (M, 6 D), hidden units before and after
