@@ -186,7 +186,7 @@ def _has_fast_rounds(encoder) -> bool:
         encoder.modulation == "scores" and encoder.retriever == "eq5"
         and getattr(encoder.decide, "__func__", None) is CRvNN.decide
         and [type(part) for part in parts] == kinds
-        and len([*encoder.scorer.parameters(), *encoder.cell.parameters()]) == 10   # no bias lacks
+        and len([*encoder.scorer.parameters(), *encoder.cell.parameters()]) == 10   # with biases
         and not any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks
                     or part._backward_pre_hooks or "forward" in vars(part) for part in parts)
         and all(getattr(one.activation, "func", one.activation) in (F.gelu, F.relu)

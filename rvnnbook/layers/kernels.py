@@ -43,13 +43,13 @@ class Fused:
 
     def agrees(self, like: Tensor, *how) -> bool:
         "Whether both forms agree, for a tensor's device and data type; `how`: options, as width."
-        near = 1e-6 if like.dtype == torch.float64 else 1e-3 if _exact(like) else .05
         try:
             inputs = self.example(_random_numbers(like), *how)
             found, expected = (self.finish(form(*inputs)) for form in (self.once, self.plain))
-            torch.testing.assert_close(found, expected, rtol=near, atol=near)
+            torch.testing.assert_close(found, expected, **_tolerance(like))
         except Exception as error:     # of compiler, driver or comparison
-            warnings.warn(f"{self.plain.__name__}: no kernel on {like.device}. {error}")
+            name = self.plain.__name__[1:]
+            warnings.warn(f"the fused kernel {name} is not used on {like.device}: {error}")
             return False
         return True
 
@@ -70,6 +70,11 @@ class Fused:
 def _exact(like: Tensor) -> bool:
     "Whether matrix products keep the precision of the data type (no TF32). `like`: gives it."
     return like.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
+
+def _tolerance(like: Tensor) -> dict:
+    "How far kernel and plain form may be apart. `like`: gives the data type."
+    near = 1e-6 if like.dtype == torch.float64 else 1e-3 if _exact(like) else .05
+    return {"rtol": near, "atol": near}
 
 def _random_numbers(like: Tensor) -> Callable:
     "Random numbers by their shape, always the same. `like`: gives device and data type."
