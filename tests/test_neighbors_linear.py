@@ -11,12 +11,19 @@ from torch.testing import assert_close
 
 from rvnnbook.layers import neighbors_linear
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_MAX_LENGTH, LINEAR_RETRIEVERS, StickBreakingRetriever, CumulativeRetriever, _block_sums, decayed_sums,
+from rvnnbook.layers.neighbors_linear import (BLOCK, DENSE_ANY_BATCH, DENSE_MAX_LENGTH, LINEAR_RETRIEVERS, CompiledRetriever,
+                                              CumulativeRetriever, StickBreakingRetriever, _block_sums, decayed_sums,
                                               _existence_units, retrieve_exp, _retrieved_logs, _log_decayed_sums, log_sums,
                                               neighbor_retrievers, _rows_at, _receiver_windows, _unit_windows)
 
 many = settings(deadline=None, max_examples=40)
-EACH = pytest.mark.parametrize("side, retriever", list(product(("left", "right"), sorted(RETRIEVERS))))
+WALKS = {**LINEAR_RETRIEVERS, "eq5 in loops": CompiledRetriever}
+CUMULATIVE = pytest.mark.parametrize("cumulative", [CumulativeRetriever, CompiledRetriever])
+EACH = pytest.mark.parametrize("side, retriever", list(product(("left", "right"), sorted(WALKS))))
+
+
+def matrix(exists, side, retriever):
+    return neighbor_weights(exists, side, retriever[:3])
 
 
 def drawn(test):
@@ -73,8 +80,8 @@ def assert_same(found, expected):
 def test_walk_is_matrix(dtype, side, retriever, data):
     exists = boxed(data.draw(sentences(dtype)), dtype)
     values = random_values(exists, data.draw(st.integers(1, 3)), 0)
-    assert_same(answers(lambda e: LINEAR_RETRIEVERS[retriever](e, side), exists, values),
-                answers(lambda e: neighbor_weights(e, side, retriever), exists, values))
+    assert_same(answers(lambda e: WALKS[retriever](e, side), exists, values),
+                answers(lambda e: matrix(e, side, retriever), exists, values))
 
 
 def kinds(length):
@@ -92,19 +99,20 @@ def test_walk_is_matrix_at_length(dtype, side, retriever, length):
         exists = exists.to(dtype)
         exists[1, length // 2 + 1:] = 0                                            # padding
         values = random_values(exists, 2, 0)
-        assert_same(answers(lambda e: LINEAR_RETRIEVERS[retriever](e, side), exists, values),
-                    answers(lambda e: neighbor_weights(e, side, retriever), exists, values))
+        assert_same(answers(lambda e: WALKS[retriever](e, side), exists, values),
+                    answers(lambda e: matrix(e, side, retriever), exists, values))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("tenths", [1, 2, 10 / 3, "random"])
-def test_tenths(side, tenths):
+@CUMULATIVE
+def test_tenths(side, tenths, cumulative):
     "Sums that are one but for rounding: values and slopes in values agree; slopes in existence do in float32, and need not in float64."
     generator = torch.Generator().manual_seed(0)
     tenths = torch.randint(0, 11, (80,), generator=generator).tolist() if tenths == "random" else [tenths] * 40
     for dtype in (torch.float32, torch.float64):
         exists = (torch.tensor([tenths], dtype=torch.float64) / 10).to(dtype)
-        found, to_exists, to_values = answers(lambda e: CumulativeRetriever(e, side), exists, values := random_values(exists, 3, 0))
+        found, to_exists, to_values = answers(lambda e: cumulative(e, side), exists, values := random_values(exists, 3, 0))
         dense, dense_to_exists, dense_to_values = answers(lambda e: neighbor_weights(e, side), exists, values)
         assert_same((found, to_values), (dense, dense_to_values))
         if dtype == torch.float32:
@@ -113,18 +121,20 @@ def test_tenths(side, tenths):
             assert (to_exists - dense_to_exists).abs().max() > 0.1                             # as long as this holds, the chapter must say so
 
 
-def test_small_existence_crosses_many_blocks():
+@CUMULATIVE
+def test_small_existence_crosses_many_blocks(cumulative):
     for side in ("left", "right"):
         exists = 0.02 * torch.rand(2, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         values = random_values(exists, 3, 0)
-        first, stop = CumulativeRetriever(exists, side).window
+        first, stop = cumulative(exists, side).window
         assert (stop - first).max() > 2 * BLOCK
-        assert_same(answers(lambda e: CumulativeRetriever(e, side), exists, values), answers(lambda e: neighbor_weights(e, side), exists, values))
+        assert_same(answers(lambda e: cumulative(e, side), exists, values), answers(lambda e: neighbor_weights(e, side), exists, values))
 
 
-def test_gradient_at_ties_by_hand():
+@CUMULATIVE
+def test_gradient_at_ties_by_hand(cumulative):
     exists = torch.tensor([[1.0, 0.5, 0.5, 1.0]], requires_grad=True)
-    last = (CumulativeRetriever(exists) @ torch.eye(4)[None])[0, 3]
+    last = (cumulative(exists) @ torch.eye(4)[None])[0, 3]
     found = [torch.autograd.grad(last[j], exists, retain_graph=True)[0][0].tolist() for j in range(3)]
     assert found == [[0, -0.5, -0.5, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
 
@@ -133,10 +143,10 @@ def test_gradient_at_ties_by_hand():
 def test_slopes(side, retriever):
     exists = torch.rand(1, BLOCK + 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
     values = random_values(exists, 1, 0).requires_grad_()
-    assert torch.autograd.gradcheck(lambda e, v: LINEAR_RETRIEVERS[retriever](e, side) @ v, (exists, values))
+    assert torch.autograd.gradcheck(lambda e, v: WALKS[retriever](e, side) @ v, (exists, values))
     scores, least = 9 * values[..., 0].detach(), torch.full_like(exists, 50.0).detach()
-    assert torch.autograd.gradcheck(lambda e, u: retrieve_exp(LINEAR_RETRIEVERS[retriever](e, side), u, least)[0], (exists, scores.requires_grad_()))
-    slope, = torch.autograd.grad((LINEAR_RETRIEVERS[retriever](exists, side) @ values).square().sum(), exists, create_graph=True)
+    assert torch.autograd.gradcheck(lambda e, u: retrieve_exp(WALKS[retriever](e, side), u, least)[0], (exists, scores.requires_grad_()))
+    slope, = torch.autograd.grad((WALKS[retriever](exists, side) @ values).square().sum(), exists, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
 
@@ -156,8 +166,8 @@ def test_two_steps_of_one_walk(side, retriever):
             return Twice()
         return both
 
-    assert_same(answers(twice(lambda e: LINEAR_RETRIEVERS[retriever](e, side)), exists, values),
-                answers(twice(lambda e: neighbor_weights(e, side, retriever)), exists, values))
+    assert_same(answers(twice(lambda e: WALKS[retriever](e, side)), exists, values),
+                answers(twice(lambda e: matrix(e, side, retriever)), exists, values))
 
 
 @EACH
@@ -166,8 +176,8 @@ def test_error_does_not_grow_with_length(side, retriever):
     for length in (200, 2400):
         exists = torch.rand(1, length, generator=torch.Generator().manual_seed(0)) * .4
         values = random_values(exists, 4, 0) + 2
-        exact = LINEAR_RETRIEVERS[retriever](exists.double(), side) @ values.double()
-        worst.append(float((LINEAR_RETRIEVERS[retriever](exists, side) @ values - exact).abs().max()))
+        exact = WALKS[retriever](exists.double(), side) @ values.double()
+        worst.append(float((WALKS[retriever](exists, side) @ values - exact).abs().max()))
     assert worst[1] < 3 * worst[0] and worst[1] < 1e-5
 
 
@@ -185,11 +195,11 @@ def test_logarithms_of_what_is_found(side, retriever, data):
     exists = boxed(data.draw(sentences(torch.float64)), torch.float64)
     scores = scores_of(exists, data.draw(st.sampled_from([1.0, 650.0, 1e5])), data.draw(st.integers(0, 9))).detach()
     scores = (scores + data.draw(st.sampled_from([0, 300, 1e5]))).masked_fill(scores_of(exists, 1, 7) < -.7, -torch.inf)
-    exact = (neighbor_weights(exists, side, retriever).log() + scores[:, None]).logsumexp(-1)
-    assert_close(_retrieved_logs(LINEAR_RETRIEVERS[retriever](exists, side), scores), exact, rtol=1e-12, atol=1e-12)
+    exact = (matrix(exists, side, retriever).log() + scores[:, None]).logsumexp(-1)
+    assert_close(_retrieved_logs(WALKS[retriever](exists, side), scores), exact, rtol=1e-12, atol=1e-12)
     least = scores.nan_to_num(neginf=0.0)
-    amounts, base = retrieve_exp(LINEAR_RETRIEVERS[retriever](exists, side), scores, least)
-    assert torch.equal(base, torch.maximum(_retrieved_logs(LINEAR_RETRIEVERS[retriever](exists, side), scores), least))
+    amounts, base = retrieve_exp(WALKS[retriever](exists, side), scores, least)
+    assert torch.equal(base, torch.maximum(_retrieved_logs(WALKS[retriever](exists, side), scores), least))
     assert_close(amounts, (exact - base).exp(), rtol=1e-9, atol=0)
     assert amounts.max() <= 1
 
@@ -199,7 +209,7 @@ def slopes_of_exponentials(side, retriever, exists, least, nats, seed=3):
     both = []
     for walks in (True, False):
         e, scores = exists.clone().requires_grad_(), scores_of(exists, nats)
-        weights, walk = neighbor_weights(e, side, retriever), LINEAR_RETRIEVERS[retriever](e, side)
+        weights, walk = matrix(e, side, retriever), WALKS[retriever](e, side)
         found, base = retrieve_exp(walk, scores, torch.full_like(scores, least).detach())
         if not walks:
             found = (weights * (scores[:, None] - base[..., None]).exp()).sum(-1)
@@ -236,19 +246,20 @@ def slope_in_existence(walk, exists, scores, walker, gradient=1.0):
     return torch.autograd.grad(gradient * found[0, walker], exists)[0][0].tolist()
 
 
-def test_slopes_without_bound_are_cut_off():
+@CUMULATIVE
+def test_slopes_without_bound_are_cut_off(cumulative):
     "Position 1 is not there and would win by e^900; at a tie the edge has no share and would; behind the certain position likewise."
     for gradient in (1.0, -2.0):
-        absent = slope_in_existence(CumulativeRetriever, [1.0, 0.0, 1.0], [0.0, 900.0, 0.0], 2, gradient)
+        absent = slope_in_existence(cumulative, [1.0, 0.0, 1.0], [0.0, 900.0, 0.0], 2, gradient)
         assert_close(absent, [gradient, gradient, 0.0])                      # gains no more than all there is; there is no edge to lose
-        tied = slope_in_existence(CumulativeRetriever, [1.0, 0.5, 0.5, 1.0], [900.0, 0.0, 0.0, 0.0], 3, gradient)
+        tied = slope_in_existence(cumulative, [1.0, 0.5, 0.5, 1.0], [900.0, 0.0, 0.0, 0.0], 3, gradient)
         assert_close(tied, [0.0, gradient / 2, gradient / 2, 0.0])           # gains e^0, loses half of at most e^0
         for scores in ([0.0, 900.0, 0.0], [-9.0, 900.0, 0.0]):
             absent = slope_in_existence(StickBreakingRetriever, [1.0, 0.0, 1.0], scores, 2, gradient)
             assert_close(absent[1], gradient - gradient * math.exp(scores[0]))
         behind = slope_in_existence(StickBreakingRetriever, [0.5, 1.0, 1.0], [900.0, 0.0, 0.0], 2, gradient)
         assert_close(behind, [0.0, 0.0, 0.0])
-    found, _ = retrieve_exp(CumulativeRetriever(torch.tensor([[1e-30, 1.0]])), torch.tensor([[9e3, 0.0]]).double(), torch.zeros(1, 2).double())
+    found, _ = retrieve_exp(cumulative(torch.tensor([[1e-30, 1.0]])), torch.tensor([[9e3, 0.0]]).double(), torch.zeros(1, 2).double())
     assert found[0, 1] == 1
 
 
@@ -256,9 +267,9 @@ def test_slopes_without_bound_are_cut_off():
 def test_scores_in_double_existence_in_single(side, retriever):
     exists = kinds(70)["soft"].float().requires_grad_()
     scores = scores_of(exists, 600)
-    found, base = retrieve_exp(LINEAR_RETRIEVERS[retriever](exists, side), scores, torch.full_like(scores, -600).detach())
+    found, base = retrieve_exp(WALKS[retriever](exists, side), scores, torch.full_like(scores, -600).detach())
     assert found.dtype == base.dtype == torch.float64 and not base.requires_grad
-    expected = (neighbor_weights(exists, side, retriever).double() * (scores[:, None] - base[..., None]).exp()).sum(-1)
+    expected = (matrix(exists, side, retriever).double() * (scores[:, None] - base[..., None]).exp()).sum(-1)
     assert_close(found, expected, rtol=1e-6, atol=0)
     found.sum().backward()
     assert exists.grad.dtype == torch.float32 and scores.grad.dtype == torch.float64
@@ -362,7 +373,7 @@ def test_nothing_kept_is_a_matrix(side, retriever):
     exists = torch.rand(1, length, requires_grad=True)
     values = torch.randn(1, length, dim, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        walk = LINEAR_RETRIEVERS[retriever](exists, side)
+        walk = WALKS[retriever](exists, side)
         (walk @ values).sum().backward()
         scores = values[..., 0].detach().double().requires_grad_()
         retrieve_exp(walk, scores, torch.zeros_like(scores))[0].sum().backward()
@@ -371,24 +382,38 @@ def test_nothing_kept_is_a_matrix(side, retriever):
     assert held and max(t.numel() for t in held) <= length
     kept.clear()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        neighbor_weights(exists, side, retriever) @ values
+        matrix(exists, side, retriever) @ values
     assert max(kept) >= length**2                                                  # the hooks would have seen one
 
 
 # ---- the door
 
-@EACH
-def test_forms(side, retriever):
-    exists = torch.rand(2, DENSE_MAX_LENGTH["cpu"] + 1)
-    values = torch.randn(2, DENSE_MAX_LENGTH["cpu"] + 1, 3)
+@pytest.mark.parametrize("numba", [True, False])
+@pytest.mark.parametrize("side, retriever", list(product(("left", "right"), sorted(RETRIEVERS))))
+def test_forms(monkeypatch, side, retriever, numba):
+    monkeypatch.setattr(neighbors_linear, "_has_numba", lambda: numba)
+    loops = numba and retriever == "eq5"
+    longest, linear = DENSE_MAX_LENGTH["compiled" if loops else "cpu"], CompiledRetriever if loops else LINEAR_RETRIEVERS[retriever]
+    exists, values = torch.rand(2, longest + 1), torch.randn(2, longest + 1, 3)
     weights = neighbor_weights(exists, side, retriever)
     assert torch.equal(getattr(neighbor_retrievers(exists, retriever, "dense"), side), weights)
     for form in ("linear", "auto"):
         walk = getattr(neighbor_retrievers(exists, retriever, form), side)
-        assert type(walk) is LINEAR_RETRIEVERS[retriever]
+        assert type(walk) is linear
         assert_close(retrieve(walk, values), weights @ values, rtol=0, atol=1e-5)
     assert torch.equal(getattr(neighbor_retrievers(exists[:1, 1:], retriever), side), neighbor_weights(exists[:1, 1:], side, retriever))
-    assert type(getattr(neighbor_retrievers(exists[:, 1:], retriever, "linear"), side)) is LINEAR_RETRIEVERS[retriever]
+    assert type(getattr(neighbor_retrievers(exists[:, 1:], retriever, "linear"), side)) is linear
+
+
+def test_when_loops_are_used():
+    "On the CPU, in single and double precision, for Eq. 5, and not while PyTorch compiles."
+    exists = torch.rand(1, 9)
+    kinds = {torch.float32: CompiledRetriever, torch.float64: CompiledRetriever, torch.bfloat16: CumulativeRetriever}
+    for dtype, kind in kinds.items():
+        assert type(neighbor_retrievers(exists.to(dtype), form="linear").left) is kind
+    assert type(neighbor_retrievers(exists, "eq6", "linear").left) is StickBreakingRetriever
+    assert not neighbors_linear._compiles(exists.to("meta"), "eq5")
+    assert not torch.compile(lambda e: neighbors_linear._compiles(e, "eq5"), backend="eager")(exists)
 
 
 def test_defaults():
@@ -399,15 +424,21 @@ def test_defaults():
     assert LINEAR_RETRIEVERS.keys() == RETRIEVERS.keys()
 
 
-def test_length_is_chosen_by_device(monkeypatch):
-    monkeypatch.setitem(DENSE_MAX_LENGTH, "cpu", 103)
+@pytest.mark.parametrize("numba, where", [(True, "compiled"), (False, "cpu")])
+def test_length_is_chosen_by_size(monkeypatch, numba, where):
+    monkeypatch.setattr(neighbors_linear, "_has_numba", lambda: numba)
+    monkeypatch.setitem(DENSE_MAX_LENGTH, where, 103)
+    monkeypatch.setitem(DENSE_ANY_BATCH, where, 100)
     for side in ("left", "right"):
         assert torch.is_tensor(getattr(neighbor_retrievers(torch.rand(1, 103)), side))
         assert not torch.is_tensor(getattr(neighbor_retrievers(torch.rand(1, 104)), side))
         assert torch.is_tensor(getattr(neighbor_retrievers(torch.rand(3, 101)), side))          # 3 * 101 * 1 <= 103 * 3 < 2 * 102 * 2
         assert not torch.is_tensor(getattr(neighbor_retrievers(torch.rand(2, 102)), side))
         assert torch.is_tensor(getattr(neighbor_retrievers(torch.rand(50, 100)), side))         # any batch
-    assert neighbors_linear.DENSE_MAX_LENGTH["cuda"] >= 1000                           # not measured there: the matrix for long
+
+
+def test_length_is_chosen_by_device():
+    assert DENSE_MAX_LENGTH["compiled"] < DENSE_MAX_LENGTH["cpu"] <= 1000 <= DENSE_MAX_LENGTH["cuda"]       # not measured there
     elsewhere = DENSE_MAX_LENGTH["cuda"]
     assert torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere, device="meta")).left)
     assert not torch.is_tensor(neighbor_retrievers(torch.rand(1, elsewhere + 1, device="meta"), retriever="eq6").left)
@@ -436,15 +467,15 @@ def test_what_is_refused():
 @EACH
 def test_full_precision_under_autocast(side, retriever):
     exists, values = torch.rand(1, 300), torch.randn(1, 300, 4)
-    expected = LINEAR_RETRIEVERS[retriever](exists, side) @ values
+    expected = WALKS[retriever](exists, side) @ values
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(LINEAR_RETRIEVERS[retriever](exists, side) @ values, expected)
+        assert torch.equal(WALKS[retriever](exists, side) @ values, expected)
 
 
 @EACH
 def test_what_is_not_a_number_is_found_not_hidden(side, retriever):
     exists, values = torch.rand(2, 90), torch.randn(2, 90, 2)
     exists[0, 45] = torch.nan
-    found = LINEAR_RETRIEVERS[retriever](exists, side) @ values
+    found = WALKS[retriever](exists, side) @ values
     assert found[0].isnan().any() and found[1].isfinite().all()
-    assert (LINEAR_RETRIEVERS[retriever](exists[:0], side) @ values[:0]).shape == (0, 90, 2)               # and no sentence at all
+    assert (WALKS[retriever](exists[:0], side) @ values[:0]).shape == (0, 90, 2)               # and no sentence at all
