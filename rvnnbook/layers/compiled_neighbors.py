@@ -35,9 +35,9 @@ def compiled(
 
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a0a
 class Windows(NamedTuple):
-    "Of each position, as CumulativeRetriever computes them."
-    first: np.ndarray      # where its window begins, (B, N), never falling along a sentence
-    stop: np.ndarray       # where it ends, exclusive, (B, N), never falling, >= first
+    "Of each position, as CumulativeRetriever computes them; for gradients, first and stop of T_l."
+    first: np.ndarray      # where its window begins, (B, N), nondecreasing along a sentence
+    stop: np.ndarray       # where it ends, exclusive, (B, N), nondecreasing, >= first
     edge: np.ndarray       # k, position that is retrieved in part, (B, N) in [0, N)
     rest: np.ndarray       # w, its weight, (B, N) in [0, 1]
     slope: np.ndarray      # tau, - derivative of w by the sum over the window, (B, N)
@@ -74,7 +74,7 @@ def window_sums(
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a12
 @partial(compiled, fastmath={"reassoc"})                       # partial sums, several at once
 def _dot(one: np.ndarray, other: np.ndarray) -> float:
-    "Scalar product. `one`: (D,); `other`: (D,). Returns: the product in double precision."
+    "Scalar product. `one`: (D,); `other`: (D,). Returns: their product."
     total = 0.0
     for d in range(len(one)):
         total += one[d] * other[d]
@@ -130,9 +130,9 @@ def _log_add(one: float, other: float) -> float:
 
 @compiled
 def window_log_sums(
-    logs: np.ndarray,      # logarithms, (R B, N), -inf for zero
-    first: np.ndarray,     # where each window begins, (B, N), never falling along a sentence
-    stop: np.ndarray,      # where it ends, exclusive, (B, N), never falling, >= first
+    logs: np.ndarray,      # logarithms, R for each position, (R B, N), -inf for zero
+    first: np.ndarray,     # where each window begins, (B, N), nondecreasing along a sentence
+    stop: np.ndarray,      # where it ends, exclusive, (B, N), nondecreasing, >= first
     found: np.ndarray,     # logarithm of the sum over each window, (R B, N); written
 ) -> None:
     "Log-domain sums over windows that move to the right, without differences."
