@@ -51,9 +51,9 @@ def test_sums_and_gradients_of_any_windows(problem):
     (exists, values, grad), (first, stop, edge, rest, slope) = problem
     rows = torch.arange(len(exists))[:, None]
     whole = inside(first, stop).double()
-    found = retrieve_sums(exists, values, first, stop, edge, rest)
+    found = retrieve_sums(exists, values, Windows(first, stop, edge, rest, slope))
     assert_close(found, whole @ (exists[..., None] * values) + rest[..., None] * values[rows, edge])
-    at_exists, at_values = retrieve_gradients(exists, values, grad, first, stop, edge, rest, slope)
+    at_exists, at_values = retrieve_gradients(exists, values, grad, Windows(first, stop, edge, rest, slope))
     missed = slope * (grad * values[rows, edge]).sum(-1)
     taken = whole @ grad
     assert_close(at_exists, (values * taken).sum(-1) - (whole @ missed[..., None]).squeeze(-1))
@@ -104,7 +104,7 @@ def test_existence_that_is_not_a_number_stays_inside_its_sentence():
 def test_a_window_that_empties_leaves_nothing():
     values = torch.tensor([[[1e30], [1.0], [1.0], [1.0]]])
     first, stop, edge = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[1, 1, 3, 4]]), torch.zeros(1, 4, dtype=torch.int64)
-    found = retrieve_sums(torch.ones(1, 4), values, first, stop, edge, torch.zeros(1, 4))
+    found = retrieve_sums(torch.ones(1, 4), values, Windows(first, stop, edge, torch.zeros(1, 4), torch.zeros(1, 4)))
     assert found.flatten().tolist() == [torch.tensor(1e30).item(), 0, 1, 1]
 
 

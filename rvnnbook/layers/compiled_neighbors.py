@@ -9,7 +9,7 @@ __all__ = ['compiled', 'Windows', 'window_sums', 'window_gradients', 'window_log
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a03
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ except ImportError:                                            # loops are then 
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a08
 def compiled(
     function: Callable,    # loops over numbers and arrays
-    fastmath=False,        # what the compiler may change, as for numba.njit
+    fastmath: bool | set = False,      # what the compiler may change, as for numba.njit
 ) -> Callable:             # the same function, compiled when it is first called
     "Compile with numba if it is installed; functions defined in a notebook stay Python."
     if numba is None or function.__module__ == "__main__":
@@ -35,19 +35,19 @@ def compiled(
 
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a0a
 class Windows(NamedTuple):
-    "Of each position, as CumulativeRetriever computes them; for gradients, first and stop of T_l."
-    first: np.ndarray      # where its window begins, (B, N), nondecreasing along a sentence
-    stop: np.ndarray       # where it ends, exclusive, (B, N), nondecreasing, >= first
-    edge: np.ndarray       # k, position that is retrieved in part, (B, N) in [0, N)
-    rest: np.ndarray       # w, its weight, (B, N) in [0, 1]
-    slope: np.ndarray      # tau, - derivative of w by the sum over the window, (B, N)
+    "Of each position, arrays or tensors; for gradients, first and stop are the ends of T_l."
+    first: Any             # where its window begins, (B, N), nondecreasing along a sentence
+    stop: Any              # where it ends, exclusive, (B, N), nondecreasing, >= first
+    edge: Any              # k, position that is retrieved in part, (B, N) in [0, N)
+    rest: Any              # w, its weight, (B, N) in [0, 1]
+    slope: Any             # tau, - derivative of w by the sum over the window, (B, N)
 
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a0c
 @compiled
 def window_sums(
     exists: np.ndarray,    # e, (B, N)
     values: np.ndarray,    # v, (B, N, D)
-    windows: Windows,
+    windows: Windows,      # arrays
     found: np.ndarray,     # expected neighbors, (B, N, D); written
 ) -> None:
     "Sums over windows and edges, with one running total (crvnn Eq. 5)."
@@ -86,7 +86,7 @@ def window_gradients(
     exists: np.ndarray,    # e, (B, N)
     values: np.ndarray,    # v, (B, N, D)
     grad: np.ndarray,      # g, gradient at the expected neighbors, (B, N, D)
-    windows: Windows,      # with the receivers of each position in first and stop
+    windows: Windows,      # arrays, with the receivers of each position in first and stop
     at_exists: np.ndarray,     # gradient at e, (B, N); written
     at_values: np.ndarray,     # gradient at v, (B, N, D); written
 ) -> None:
@@ -158,42 +158,38 @@ def _arrays(*tensors: Tensor) -> list[np.ndarray]:
     "Arrays with the memory of contiguous tensors, copies of others. `tensors`: on the CPU."
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
+def _windows(windows: Windows, dtype: torch.dtype) -> Windows:
+    "Windows as arrays. `windows`: tensors; `dtype`: of weights and slopes."
+    *places, rest, slope = windows
+    return Windows(*_arrays(*places, rest.to(dtype), slope.to(dtype)))
+
 def retrieve_sums(
     exists: Tensor,        # e, (B, N), single or double precision
     values: Tensor,        # v, (B, N, D), the same
-    first: Tensor,         # as in Windows
-    stop: Tensor,
-    edge: Tensor,
-    rest: Tensor,
+    windows: Windows,      # tensors
 ) -> Tensor:               # expected neighbors, (B, N, D)
     "Expected neighbors, by window_sums."
-    found, rest = torch.empty(values.shape, dtype=values.dtype), rest.to(values.dtype)
-    window_sums(*_arrays(exists, values), Windows(*_arrays(first, stop, edge, rest, rest)),
-                found.numpy())
+    found = torch.empty(values.shape, dtype=values.dtype)
+    window_sums(*_arrays(exists, values), _windows(windows, values.dtype), found.numpy())
     return found
 
-# %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a25
 def retrieve_gradients(
-    exists: Tensor,        # e, (B, N)
-    values: Tensor,        # v, (B, N, D)
+    exists: Tensor,        # e, (B, N), single or double precision
+    values: Tensor,        # v, (B, N, D), the same
     grad: Tensor,          # g, gradient at the expected neighbors, (B, N, D)
-    first: Tensor,         # as in Windows, of the receivers
-    stop: Tensor,
-    edge: Tensor,
-    rest: Tensor,
-    slope: Tensor,
+    windows: Windows,      # tensors, with the receivers of each position in first and stop
 ) -> tuple[Tensor, Tensor]:    # gradients in e, (B, N), and in v, (B, N, D)
     "Gradients of retrieve_sums, by window_gradients."
-    found = [torch.empty(one.shape, dtype=one.dtype) for one in (exists, values)]
-    numbers = rest.to(values.dtype), slope.to(values.dtype)
-    window_gradients(*_arrays(exists, values, grad), Windows(*_arrays(first, stop, edge, *numbers)),
-                     *_arrays(*found))
-    return tuple(found)
+    at_exists, at_values = (torch.empty(one.shape, dtype=one.dtype) for one in (exists, values))
+    window_gradients(*_arrays(exists, values, grad), _windows(windows, values.dtype),
+                     *_arrays(at_exists, at_values))
+    return at_exists, at_values
 
+# %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a25
 def retrieve_log_sums(
-    logs: Tensor,          # logarithms, (..., B, N), -inf for zero
-    first: Tensor,         # as in Windows
-    stop: Tensor,
+    logs: Tensor,          # logarithms, (..., B, N), -inf for zero, double precision
+    first: Tensor,         # where each window begins, (B, N), nondecreasing along a sentence
+    stop: Tensor,          # where it ends, exclusive, (B, N), nondecreasing, >= first
 ) -> Tensor:               # logarithm of the sum over each window, (..., B, N)
     "Log-domain sums over windows of a retriever, by window_log_sums."
     found = torch.empty(logs.shape, dtype=logs.dtype)

@@ -502,18 +502,19 @@ class CompiledRetrieval(torch.autograd.Function):
     def forward(ctx, exists: Tensor, values: Tensor, walk) -> Tensor:
         """`exists`: e, (B, N); `values`: v, (B, N, D); `walk`: a CompiledRetriever. Returns:
         (B, N, D)."""
-        from rvnnbook.layers.compiled_neighbors import retrieve_sums
+        from rvnnbook.layers.compiled_neighbors import Windows, retrieve_sums
         ctx.save_for_backward(exists, values)
         ctx.walk = walk
-        return retrieve_sums(exists, values, *walk.window, walk.edge, walk.rest)
+        first, stop = walk.window
+        return retrieve_sums(exists, values, Windows(first, stop, walk.edge, walk.rest, walk.slope))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        from rvnnbook.layers.compiled_neighbors import retrieve_gradients
-        walk = ctx.walk
-        return *retrieve_gradients(*ctx.saved_tensors, grad, *walk.takers, walk.edge, walk.rest,
-                                   walk.slope), None
+        from rvnnbook.layers.compiled_neighbors import Windows, retrieve_gradients
+        (exists, values), walk, (first, stop) = ctx.saved_tensors, ctx.walk, ctx.walk.takers
+        windows = Windows(first, stop, walk.edge, walk.rest, walk.slope)
+        return *retrieve_gradients(exists, values, grad, windows), None
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #c0de1b03
 COMPILED_DTYPES = torch.float32, torch.float64
