@@ -10,6 +10,7 @@ from rvnnbook.core import length_mask
 from rvnnbook.layers import cells, compiled_cell
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.compiled_cell import CompiledMix, compiled_mix, gated_gradients, gated_sums, has_compiled_form, mix_formula
+from rvnnbook.literal import literal_encoder
 from rvnnbook.registry import create_encoder
 
 NEVER, ALWAYS = 10**12, 0
@@ -45,7 +46,7 @@ def gradients(mixed, inputs):
 def test_values_and_gradients(rows, dim, hidden, activation, dropout, seed):
     cell, below = cell_and_children((rows,), dim, hidden, seed, activation=activation, dropout=dropout)
     inputs, answers = [below, *cell.w1.parameters(), *cell.w2.parameters()], []
-    for mix in (cell.mix, lambda below: compiled_mix(cell, below)):
+    for mix in (cell.mix_plain, lambda below: compiled_mix(cell, below)):
         torch.manual_seed(seed)                                # of dropout
         mixed = mix(below)
         answers.append([mixed, *gradients(mixed, inputs)])
@@ -85,6 +86,10 @@ def test_first_and_second_derivatives(approximate, dropped):
     inputs = [torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((3, 4), (5, 4), (5,), (8, 5), (8,))]
     keep = 2 * torch.randint(2, (3, 5)).double() if dropped else None
     assert_close(CompiledMix.apply(*inputs, keep, approximate), mix_formula(*inputs, keep, approximate))
+    first, again = (torch.autograd.grad(CompiledMix.apply(*inputs, keep, approximate).square().sum(), inputs, create_graph=graph)
+                    for graph in (False, True))
+    for one, other in zip(first, again):
+        assert_close(one, other)
     assert torch.autograd.gradcheck(CompiledMix.apply, (*inputs, keep, approximate))
     assert torch.autograd.gradgradcheck(CompiledMix.apply, (*inputs, keep, approximate))
 
@@ -110,6 +115,14 @@ def test_size_decides(calls, compiled_from):
     compiled_from(below.numel())
     assert_close(cell.mix(below), plain)
     assert calls
+
+
+@pytest.mark.parametrize("name", ["crvnn", "ebt_grc", "rir_ebt_grc", "bt_grc_os", "gumbel_tree", "ordered_memory"])
+def test_literal_forms_use_operations(name, calls, compiled_from):
+    compiled_from(ALWAYS)
+    mask = length_mask(torch.tensor([9, 7, 2]))
+    literal_encoder(name, 8)(torch.randn(3, 9, 8), mask, generator=torch.Generator())
+    assert not calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -155,8 +168,9 @@ def hooked(cell):
 @pytest.mark.parametrize("change", [
     hooked, lambda cell: setattr(cell, "w2", Twice(16, 16).double()), lambda cell: setattr(cell.w1, "bias", None),
     lambda cell: nn.utils.parametrizations.weight_norm(cell.w1),
-    lambda cell: cell.w2.register_full_backward_hook(lambda module, at_in, at_out: None)],
-    ids=["forward hook", "own layer", "no bias", "weight norm", "backward hook"])
+    lambda cell: cell.w2.register_full_backward_hook(lambda module, at_in, at_out: None),
+    lambda cell: cell.dropout.register_forward_hook(lambda module, given, out: 2 * out)],
+    ids=["forward hook", "own layer", "no bias", "weight norm", "backward hook", "hook of dropout"])
 def test_other_layers_keep_their_operations(change, calls, compiled_from):
     cell, below = cell_and_children((9,), 4)
     change(cell)

@@ -18,10 +18,12 @@ from ..core import check_choice, check_counts
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu}
 COMPILED_FROM = 2**16      # numbers in a batch from which compiled loops are faster
 
-def _is_large(below: Tensor) -> bool:
-    "Whether compiled loops would be faster. `below`: children, (..., 2 D)."
-    return (below.is_cpu and below.numel() >= COMPILED_FROM
-            and not torch.compiler.is_compiling())
+def _mix_large(cell, below: Tensor, keep: Tensor | None) -> Tensor | None:
+    "`GRC.mix` in compiled loops; None: for a small batch or on an accelerator, not compiled."
+    if below.is_cpu and below.numel() >= COMPILED_FROM and not torch.compiler.is_compiling():
+        from rvnnbook.layers.compiled_cell import compiled_mix, has_compiled_form
+        if has_compiled_form(cell, below):
+            return compiled_mix(cell, below, keep)
 
 # %% ../../nbs/cells.ipynb #b81baf28
 class GRC(nn.Module):
@@ -48,22 +50,21 @@ class GRC(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """`left`: l, left children, (..., D); `right`: r, right children, (..., D). Returns:
-        parents, (..., D)."""
+        """`left`: l, (..., D); `right`: r, (..., D). Returns: parents, (..., D)."""
         return self.norm(self.mix(torch.cat([left, right], -1)))
 
     def mix(self, below: Tensor, keep: Tensor | None = None) -> Tensor:
-        """The cell up to its norm. `below`: children [l; r], (..., 2 D); `keep`: factors of the
-        hidden units, (..., H); None: drawn by `dropout`. Returns: gated sums, (..., D)."""
-        if _is_large(below):
-            from rvnnbook.layers.compiled_cell import compiled_mix, has_compiled_form
-            if has_compiled_form(self, below):
-                return compiled_mix(self, below, keep)
+        """The cell up to its norm. `below`: children [l; r], (..., 2 D); `keep`: mask of dropout,
+        (..., H); None: drawn by `dropout`. Returns: gated sums, (..., D)."""
+        mixed = _mix_large(self, below, keep)
+        return self.mix_plain(below, keep) if mixed is None else mixed
+
+    def mix_plain(self, below: Tensor, keep: Tensor | None = None) -> Tensor:
+        "As `mix`, always in PyTorch's operations."
         hidden = self.activation(self.w1(below))
         parts = self.w2(self.dropout(hidden) if keep is None else hidden * keep)
         gates, content = parts.split([3 * self.dim, self.dim], -1)
-        gated = F.glu(torch.cat([below, content, gates], -1), -1)     # values times sigmoid(gates)
-        return gated.unflatten(-1, (3, -1)).sum(-2)
+        return F.glu(torch.cat([below, content, gates], -1), -1).unflatten(-1, (3, -1)).sum(-2)
 
 # %% ../../nbs/cells.ipynb #39daffa2
 class TreeLSTMCell(nn.Module):

@@ -33,8 +33,8 @@ def gated_gradients(
     parts: np.ndarray,     # as in gated_sums
     below: np.ndarray,     # as in gated_sums
     grad: np.ndarray,      # g, gradient at m, (M, D)
-    at_parts: np.ndarray,      # gradient at z_l, z_r, z_g and h, (M, 4 D); written
-    at_below: np.ndarray,      # gradient at the children, (M, 2 D); written
+    at_parts: np.ndarray,      # q, gradient at z_l, z_r, z_h and h, (M, 4 D); written
+    at_below: np.ndarray,      # direct gradient at the children, (M, 2 D); written
 ) -> None:
     "Gradients of gated_sums, through the logistic function of the gates."
     dim = grad.shape[1]
@@ -54,7 +54,7 @@ def mix_formula(
     below: Tensor,         # children [l; r], (M, 2 D)
     w1: Tensor, b1: Tensor,    # first layer, (H, 2 D) and (H,)
     w2: Tensor, b2: Tensor,    # second layer, (4 D, H) and (4 D,)
-    keep: Tensor | None,       # factors of the hidden units, (M, H), or None
+    keep: Tensor | None,       # mask of dropout for the hidden units, (M, H), or None
     approximate: str,          # form of GELU, "none" or "tanh"
 ) -> Tensor:               # m, (M, D)
     "The gated recursive cell up to its norm (crvnn Eq. 14-15)."
@@ -65,7 +65,7 @@ def mix_formula(
 
 # %% ../../nbs/implementations/compiled_cell.ipynb #cce11a13
 def _scaled(hidden: Tensor, keep: Tensor | None) -> Tensor:
-    "Hidden units times their factors, in place. `hidden`: (M, H); `keep`: (M, H) or None."
+    "Hidden units times the mask of dropout, in place. `hidden`: (M, H); `keep`: (M, H) or None."
     return hidden if keep is None else hidden.mul_(keep)
 
 class CompiledMix(torch.autograd.Function):
@@ -92,25 +92,24 @@ class CompiledMix(torch.autograd.Function):
                       if need]
             mixed = mix_formula(below, w1, b1, w2, b2, keep, ctx.approximate)
             found = iter(torch.autograd.grad(mixed, wanted, grad, create_graph=True))
-            return *(next(found) if need else None for need in ctx.needs_input_grad[:5]), None, None
+            return *(next(found) if need else None         # None: no gradient is needed
+                     for need in ctx.needs_input_grad[:5]), None, None
         at_parts, at_below = torch.empty_like(parts), torch.empty_like(below)
         gated_gradients(parts.numpy(), below.numpy(), grad.contiguous().numpy(), at_parts.numpy(),
                         at_below.numpy())
         hidden = _scaled(F.gelu(middle, approximate=ctx.approximate), keep)
         at_w2 = at_parts.mT @ hidden
         at_hidden = _scaled(torch.mm(at_parts, w2, out=hidden), keep)
-        at_middle = torch.ops.aten.gelu_backward.grad_input(
+        at_middle = torch.ops.aten.gelu_backward.grad_input(      # overwrites at_hidden
             at_hidden, middle, approximate=ctx.approximate, grad_input=at_hidden)
         return (at_below.addmm_(at_middle, w1), at_middle.mT @ below, at_middle.sum(0), at_w2,
                 at_parts.sum(0), None, None)
 
 # %% ../../nbs/implementations/compiled_cell.ipynb #cce11a15
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-
 def _is_plain(layer: nn.Module, dtype: torch.dtype) -> bool:
-    "Whether a layer is linear with bias, without hooks. `dtype`: of its weights."
+    "Whether a layer is linear with bias. `dtype`: of its weights."
     return (type(layer) is nn.Linear and layer.bias is not None
-            and not any(getattr(layer, hooks) for hooks in HOOKS)
             and all(type(one) in (Tensor, nn.Parameter) and one.dtype == dtype
                     for one in (layer.weight, layer.bias)))
 
@@ -128,13 +127,16 @@ def has_compiled_form(
     return (numba is not None and type(below) in (Tensor, nn.Parameter)
             and below.dtype in (torch.float32, torch.float64) and _gelu_form(cell) is not None
             and _is_plain(cell.w1, below.dtype) and _is_plain(cell.w2, below.dtype)
+            and type(cell.dropout) is nn.Dropout
+            and not any(getattr(part, name) for part in (cell.w1, cell.w2, cell.dropout)
+                        for name in HOOKS)
             and not torch.is_autocast_enabled("cpu")
             and not torch._C._are_functorch_transforms_active())
 
 def compiled_mix(
     cell,                  # a GRC
     below: Tensor,         # children [l; r], (..., 2 D)
-    keep: Tensor | None = None,    # factors of the hidden units, (..., H); None: drawn by dropout
+    keep: Tensor | None = None,    # mask of dropout, (..., H); None: drawn by the cell's layer
 ) -> Tensor:               # gated sums, (..., D)
     "GRC.mix in compiled loops."
     rows, width = below.reshape(-1, below.shape[-1]).contiguous(), cell.w1.out_features
