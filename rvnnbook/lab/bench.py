@@ -23,6 +23,7 @@ from types import SimpleNamespace
 import torch
 
 from ..data.batches import to_device
+from ..layers import cells
 from ..data.listops import (
     VOCABULARY, Example, collate_listops, evaluate, make_split, official_test, unique_draws)
 from .records import append, new_record, results_folder
@@ -62,22 +63,25 @@ def timed(
 
 # %% ../../nbs/workshop/bench.ipynb #5f284b8f
 def _warm_up(subject: str, step: Callable, encoder, inputs: list) -> None:
-    """A step, and for CRvNN one more with the form of its neighbors in long sentences.
+    """A step, and one more that loads what only large batches and long sentences use.
 
     `subject`: a name; `step`: of training; `encoder`: of the step; `inputs`: of the step.
     """
     step(*inputs)
+    usual, cells.COMPILED_FROM = cells.COMPILED_FROM, 0
     if subject == "crvnn":
-        encoder.form = "linear"
-        step(*inputs)
+        encoder.form = "linear"                # of its neighbors
+    step(*inputs)
+    if subject == "crvnn":
         encoder.form = "auto"
+    cells.COMPILED_FROM = usual
 
 # %% ../../nbs/workshop/bench.ipynb #5f284b90
 def measure(
     subject: str, form: str, length: int, batch: int, dim: int,    # of the longest sentence; B; D
     threads: int = 1, device: str = "cpu", memory: int | None = None, ragged: bool = False,
 ) -> dict:             # seconds; but for products memory_mb, root, gradient, counts, exact
-    "Measure one step, after a warm-up step on eight tokens."
+    "Measure one step, after steps on eight tokens."
     torch.set_num_threads(threads)
     about, (kind, _, how) = SUBJECTS[subject], form.partition(", ")
     make = partial(about.make, **about.forms[form])
