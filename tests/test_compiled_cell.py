@@ -14,7 +14,7 @@ from rvnnbook.literal import literal_encoder
 from rvnnbook.registry import create_encoder
 
 NEVER, ALWAYS = 10**12, 0
-OPTIONS = {"crvnn": {"modulation": "exponentials"}, "gumbel_tree": {}, "bbt_grc": {}, "recurrent_grc": {}}
+OPTIONS = {"crvnn": {"modulation": "exponentials"}, "bbt_grc": {}, "recurrent_grc": {}}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def gradients(mixed, inputs):
 def test_values_and_gradients(rows, dim, hidden, activation, dropout, seed):
     cell, below = cell_and_children((rows,), dim, hidden, seed, activation=activation, dropout=dropout)
     inputs, answers = [below, *cell.w1.parameters(), *cell.w2.parameters()], []
-    for mix in (cell.mix_plain, lambda below: compiled_mix(cell, below)):
+    for mix in (cell.mix, lambda below: compiled_mix(cell, below)):
         torch.manual_seed(seed)                                # of dropout
         mixed = mix(below)
         answers.append([mixed, *gradients(mixed, inputs)])
@@ -131,11 +131,10 @@ def test_literal_forms_use_operations(name, calls, compiled_from):
 def test_encoders(name, dtype, dropout, calls, compiled_from):
     lengths, answers = torch.tensor([60, 41, 7, 1]), []
     mask = length_mask(lengths)
-    options = OPTIONS[name] | ({"dropout": dropout} if name != "gumbel_tree" else {})
     for least in (NEVER, ALWAYS):
         compiled_from(least)
         torch.manual_seed(3)
-        encoder = create_encoder(name, dim=12, **options).to(dtype)
+        encoder = create_encoder(name, dim=12, dropout=dropout, **OPTIONS[name]).to(dtype)
         x = torch.randn(4, 60, 12, dtype=dtype, requires_grad=True)
         out = encoder(x, mask, generator=torch.Generator().manual_seed(0))
         answers.append([out.root, *torch.autograd.grad((out.root.sin()).sum() + out.loss, [x, *encoder.parameters()], allow_unused=True)])

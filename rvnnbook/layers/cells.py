@@ -16,7 +16,7 @@ from ..core import check_choice, check_counts
 
 # %% ../../nbs/cells.ipynb #5e1c0a05
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu}
-COMPILED_FROM = 2**16      # numbers in a batch from which compiled loops are faster
+COMPILED_FROM: float = 2**16   # numbers in a batch from which compiled loops are faster
 
 def _mix_large(cell, below: Tensor, keep: Tensor | None) -> Tensor | None:
     "`GRC.mix` in compiled loops; None: for a small batch or on an accelerator, not compiled."
@@ -56,11 +56,8 @@ class GRC(nn.Module):
     def mix(self, below: Tensor, keep: Tensor | None = None) -> Tensor:
         """The cell up to its norm. `below`: children [l; r], (..., 2 D); `keep`: mask of dropout,
         (..., H); None: drawn by `dropout`. Returns: gated sums, (..., D)."""
-        mixed = _mix_large(self, below, keep)
-        return self.mix_plain(below, keep) if mixed is None else mixed
-
-    def mix_plain(self, below: Tensor, keep: Tensor | None = None) -> Tensor:
-        "As `mix`, always in PyTorch's operations."
+        if (mixed := _mix_large(self, below, keep)) is not None:
+            return mixed
         hidden = self.activation(self.w1(below))
         parts = self.w2(self.dropout(hidden) if keep is None else hidden * keep)
         gates, content = parts.split([3 * self.dim, self.dim], -1)

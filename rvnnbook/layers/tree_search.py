@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['SAME_SIZE', 'merge_pairs', 'propose_pairs', 'prune_beam', 'active_counts', 'search_states', 'steps_from_merges',
            'build_beam_trace', 'follow_back', 'choose_proposals', 'noise_ahead', 'initial_scores', 'mark_repeated',
-           'encode_with_search', 'Search', 'draw_kept', 'scale_kept', 'hash_pair', 'leaf_keys', 'Arena', 'note_kept',
-           'find_pairs', 'pack_tokens', 'PairArena', 'score_rows', 'begin_search', 'blank_steps', 'write_steps',
-           'join_steps', 'search_rows', 'arena_search', 'Lineages', 'copy_to_host', 'survivors', 'label_nodes',
-           'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward', 'activation_derivative', 'collect_gradients',
-           'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores',
-           'replay_levels', 'search_and_replay']
+           'encode_with_search', 'Search', 'content_first', 'blank_boxes', 'mix_children', 'draw_kept', 'scale_kept',
+           'hash_pair', 'leaf_keys', 'Arena', 'note_kept', 'find_pairs', 'pack_tokens', 'PairArena', 'score_rows',
+           'begin_search', 'blank_steps', 'write_steps', 'join_steps', 'search_rows', 'arena_search', 'Lineages',
+           'copy_to_host', 'survivors', 'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward',
+           'gate_gradients', 'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores',
+           'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores', 'replay_levels', 'search_and_replay']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterable, Iterator
@@ -280,31 +280,31 @@ class Search(NamedTuple):
     below: Any = None      # of a level: results of the level below in each hypothesis, (B, K, W)
 
 # %% ../../nbs/implementations/tree_search.ipynb #b0b46480
-def _content_first(cell: GRC) -> tuple[Tensor, Tensor]:
-    """The second layer of a cell with its content before its gates.
-
-    `cell`: the cell. Returns: weight (4 D, H) and bias (4 D,).
-    """
+def content_first(
+    cell: GRC,             # the cell
+) -> tuple[Tensor, Tensor]:    # weight (4 D, H), bias (4 D,)
+    "The second layer of a cell with its content before its gates."
     return cell.w2.weight.roll(cell.dim, 0), cell.w2.bias.roll(cell.dim)
 
-def _blank_boxes(cell: GRC, count: int, like: Tensor) -> list[Tensor]:
-    """Room for what `_mix_children` computes.
-
-    `cell`: the cell; `count`: nodes, M; `like`: gives dtype and device. Returns: (M, H), (M, 6 D),
-    (M, D).
-    """
+def blank_boxes(
+    cell: GRC,             # the cell
+    count: int,            # nodes, M
+    like: Tensor,          # gives dtype and device
+) -> list[Tensor]:         # (M, H), (M, 6 D), (M, D)
+    "Room for what `mix_children` computes."
     return [like.new_empty(count, width) for width in (
         cell.w1.out_features, 6 * cell.dim, cell.dim)]
 
-def _mix_children(cell: GRC, second: tuple[Tensor, Tensor], nodes: Tensor, pairs: Tensor,
-                  keep: Tensor | None, out: list[Tensor]) -> Tensor:
-    """The cell up to its norm, with its intermediate results in `out` (crvnn Eq. 14-15).
-
-    `cell`: the cell; `second`: from `_content_first`; `nodes`: states, (., D); `pairs`: rows of
-    both children, M of them, (..., 2); `keep`: factors of the hidden units, (M, H); `out`: hidden
-    units before the activation; left, right, content and their gates; input of the norm; all
-    written. Returns: input of the norm, (M, D).
-    """
+def mix_children(
+    cell: GRC,             # the cell
+    second: tuple[Tensor, Tensor],     # from `content_first`
+    nodes: Tensor,         # states, (., D)
+    pairs: Tensor,         # rows of both children, M of them, (..., 2)
+    keep: Tensor | None,   # factors of the hidden units, (M, H)
+    out: list[Tensor],     # hidden units before the activation; left, right, content and their
+                           # gates; input of the norm; all written
+) -> Tensor:               # input of the norm, (M, D)
+    "The cell up to its norm, with its intermediate results in `out` (crvnn Eq. 14-15)."
     (before, boxes, mixed), wide = out, 2 * cell.dim
     below = boxes[:, :wide]
     torch.ops.aten.index.Tensor_out(nodes, [pairs], out=below.view(*pairs.shape, cell.dim))
@@ -376,7 +376,7 @@ class Arena:
     ):
         weight, bias = layer
         self.cell, self.shared, self.used = cell, shared, 1 + len(leaves)
-        self.second = _content_first(cell)
+        self.second = content_first(cell)
         self.layer = _state_and_notes_layer(cell.norm, weight, bias)
         notes = F.linear(leaves[:, :weight.shape[1]], weight, bias)
         self.nodes = F.pad(torch.cat([leaves, notes], 1), (0, 0, 1, room))
@@ -398,8 +398,8 @@ class Arena:
         count, cell = children[..., 0].numel(), self.cell
         here = slice(self.used, self.used + count)
         self.used, keep = here.stop, note_kept(self, here)
-        mixed = _mix_children(cell, self.second, self.states, children, keep,
-                              _blank_boxes(cell, count, self.nodes))
+        mixed = mix_children(cell, self.second, self.states, children, keep,
+                              blank_boxes(cell, count, self.nodes))
         normed = F.layer_norm(mixed, [cell.dim], eps=cell.norm.eps)
         torch.addmm(self.layer[0], normed, self.layer[1], out=self.nodes[here])
         return here
@@ -722,26 +722,26 @@ def replay_forward(
     plan: ReplayPlan,      # what to compose
     keep: Tensor | None,   # factors of the hidden units, (M, H)
     made: Tensor | None,   # states of the nodes where they are known, (M, D)
-) -> tuple[Tensor, list]:  # states of leaves and nodes, (L + M, D); from `_blank_boxes`
+) -> tuple[Tensor, list]:  # states of leaves and nodes, (L + M, D); from `blank_boxes`
     "Compose the nodes of a plan in order of height, or known ones all at once."
     counts = plan.counts if made is None and plan.counts else [len(plan.children)]
-    saved = _blank_boxes(cell, len(plan.children), leaves)
-    nodes, second = torch.cat([leaves, saved[2] if made is None else made]), _content_first(cell)
+    saved = blank_boxes(cell, len(plan.children), leaves)
+    nodes, second = torch.cat([leaves, saved[2] if made is None else made]), content_first(cell)
     factors = repeat(None) if keep is None else keep.split(counts)
     boxes = plan.children, nodes[len(leaves):], *saved
     for pairs, own, *out, kept in zip(*(box.split(counts) for box in boxes), factors):
-        mixed = _mix_children(cell, second, nodes, pairs, kept, out)
+        mixed = mix_children(cell, second, nodes, pairs, kept, out)
         if made is None:
             own[:] = cell.norm(mixed)
     return nodes, saved
 
 # %% ../../nbs/implementations/tree_search.ipynb #eaf8a0e4
-def _gate_gradients(boxes: Tensor, grad: Tensor, out: Tensor) -> None:
-    """Gradients at children, content and gates of the cell's gated sum (crvnn Eq. 15).
-
-    `boxes`: left, right, content and their gates before the sigmoid, (P, 6 D); `grad`: gradient at
-    the gated sum, (P, D); `out`: gradients at the boxes, (P, 6 D); written.
-    """
+def gate_gradients(
+    boxes: Tensor,         # left, right, content and their gates before the sigmoid, (P, 6 D)
+    grad: Tensor,          # gradient at the gated sum, (P, D)
+    out: Tensor,           # gradients at the boxes, (P, 6 D); written
+) -> None:
+    "Gradients at children, content and gates of the cell's gated sum (crvnn Eq. 15)."
     size = len(grad), 6, grad.shape[1]
     torch.ops.aten.glu_backward.grad_input(
         grad[:, None].expand(-1, 3, -1), boxes.view(size), 1, grad_input=out.view(size))
@@ -761,20 +761,20 @@ def collect_gradients(
     cell: GRC,             # the cell
     grad: Tensor,          # gradients at leaves and nodes, (L + M, D); completed in place
     plan: ReplayPlan,      # what was composed
-    boxes: Tensor,         # from `_mix_children`, (M, 6 D)
+    boxes: Tensor,         # from `mix_children`, (M, 6 D)
     normed: tuple,         # input of the norm, its mean and scale, (M, ...) each
     at_hidden: Tensor,     # derivatives of the activation, (M, H); in place the gradients
 ) -> Tensor:               # gradients at the boxes, (M, 6 D)
     "Propagate gradients from parents to children, by decreasing height (crvnn Eq. 14-15)."
     own, at_boxes, wide = grad[len(grad) - len(boxes):], torch.empty_like(boxes), 2 * cell.dim
-    second = cell.w2.weight.roll(cell.dim, 0)                  # as in `_content_first`
+    second = cell.w2.weight.roll(cell.dim, 0)                  # as in `content_first`
     levels = (box.split(plan.counts) for box in (
         plan.children, own, boxes, at_boxes, at_hidden, *normed) if plan.counts)
     for pairs, above, box, at_box, unit, *parts in [*zip(*levels)][::-1]:
         delta, *_ = torch.ops.aten.native_layer_norm_backward(
             above, parts[0], [cell.dim], *parts[1:], cell.norm.weight, cell.norm.bias,
             [True, False, False])
-        _gate_gradients(box, delta, at_box)
+        gate_gradients(box, delta, at_box)
         unit.mul_(at_box[:, wide:] @ second)
         at_children = torch.addmm(at_box[:, :wide], unit, cell.w1.weight)
         grad.index_add_(0, pairs.flatten(), at_children.view(-1, cell.dim))
