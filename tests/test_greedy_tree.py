@@ -371,6 +371,40 @@ def test_a_pair_keeps_the_units_that_dropout_gave_it(scorer):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
+@each
+def test_frozen_parameters_receive_no_gradient(scorer):
+    encoder, (x, mask) = make(choice="gumbel", scorer=scorer), batch_of([5, 3, 1], 0)
+    encoder(x.nan_to_num(), mask, generator=generator(0)).root.sum().backward()
+    full = {name: one.grad for name, one in encoder.named_parameters()}
+    for frozen in ("scorer.0.bias", "grc.w1.weight", "grc.norm.bias", "scorer"):
+        encoder.zero_grad()
+        for name, one in encoder.named_parameters():
+            one.requires_grad_(not name.startswith(frozen))
+        encoder(x.nan_to_num(), mask, generator=generator(0)).root.sum().backward()
+        for name, one in encoder.named_parameters():
+            assert one.grad is None if name.startswith(frozen) else torch.equal(one.grad, full[name])
+
+
+@each
+def test_backward_inside_autocast(scorer):
+    encoder, (x, mask) = make(choice="gumbel", scorer=scorer).float(), batch_of([5, 3, 1], 0)
+    found = []
+    for inside in (False, True):
+        encoder.zero_grad()
+        root = encoder(x.nan_to_num().float(), mask, generator=generator(0)).root
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            root.sum().backward()
+        found.append([one.grad for name, one in encoder.named_parameters() if name.startswith(("grc", "scorer"))])
+    torch.testing.assert_close(*found)
+
+
+def test_a_cell_in_evaluation_drops_nothing():
+    encoder, (x, mask) = make(choice="gumbel", dropout=0.5), batch_of([5, 3], 0)
+    encoder.grc.eval()
+    roots = [encoder(x.nan_to_num(), mask, generator=generator(0)).root for _ in range(2)]
+    assert torch.equal(*roots)
+
+
 def test_drawn_trees_compose_about_three_times_the_length():
     encoder, (x, mask) = make(choice="gumbel"), batch_of([20, 20], 0)
     *_, table, _ = _drawn_trees(encoder, encoder.leaves(x), mask, tree_noise(mask), 1.0)

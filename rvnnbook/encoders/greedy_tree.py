@@ -207,7 +207,7 @@ def _empty_table(parts: TreeParts, leaves: Tensor, more: int) -> DrawnMerges:
     first = torch.arange(total + 1, device=leaves.device).unfold(0, 2, 1)
     children = F.pad(first.clamp(max=total - 1), (0, 0, 0, more))
     keep, p = None, parts.grc.dropout.p
-    if parts.training and p > 0:
+    if parts.grc.training and p > 0:
         keep = torch.rand(pairs, parts.grc.w1.out_features, device=leaves.device) >= p
     values = F.pad(leaves, (0, 0, 0, pairs))
     return DrawnMerges(values, leaves.new_zeros(pairs), children, keep,
@@ -255,10 +255,11 @@ class CellTape(NamedTuple):
     mixed: Tensor          # input of the norm, (R, D)
     mean: Tensor           # its mean, (R, 1)
     rate: Tensor           # one over its standard deviation, (R, 1)
-    slope: Tensor          # derivative of the activation, times the factor of dropout, (R, H)
+    derivative: Tensor     # of the activation, times the factor of dropout, (R, H)
+    second: Tensor         # weight of the second layer, from content_first, (4 D, H)
 
 def _cell_gradient(tape: CellTape, rows: Tensor | slice, grad: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of pairs below their parents.
+    """Backward pass of the cell from parents to children.
 
     `tape`: stored results; `rows`: which pairs, M of them; `grad`: gradient at their parents,
     (M, D). Returns: gradients at content and gates (M, 4 D), at hidden units before the activation
@@ -268,8 +269,9 @@ def _cell_gradient(tape: CellTape, rows: Tensor | slice, grad: Tensor) -> tuple[
     at_mixed, *_ = torch.ops.aten.native_layer_norm_backward(
         grad, tape.mixed[rows], [cell.dim], tape.mean[rows], tape.rate[rows], cell.norm.weight,
         cell.norm.bias, [True, False, False])
-    gate_gradients(boxes, at_mixed, at_boxes := torch.empty_like(boxes))
-    at_before = tape.slope[rows] * (at_boxes[:, wide:] @ content_first(cell)[0])
+    at_boxes = torch.empty_like(boxes)
+    gate_gradients(boxes, at_mixed, out=at_boxes)
+    at_before = tape.derivative[rows] * (at_boxes[:, wide:] @ tape.second)
     below = torch.addmm(at_boxes[:, :wide], at_before, cell.w1.weight)
     return at_boxes[:, wide:], at_before, below
 
@@ -295,7 +297,7 @@ def _round_backward(tape: CellTape, table: DrawnMerges, step: int, later: Tensor
     `tape`: of the cell; `table`: from _draw_merges; `step`: which round; `later`: gradient at the
     nodes after it, (b, m-1, D); `slopes`: gradient of each score at the two members of its pair,
     (R, 2, D); `at_scores`: gradient at all scores, (R,); added to; `done`: gets the pairs that are
-    composed, (b,), the gradient at their parents, (b, D), and two gradients of _cell_gradient;
+    chosen, (b,), the gradient at their parents, (b, D), and two gradients of _cell_gradient;
     `temperature`: tau. Returns: gradient at the nodes before it, (b, m, D).
     """
     (nodes, pairs, pick, soft), values = table.rounds[step], table.values
@@ -304,8 +306,8 @@ def _round_backward(tape: CellTape, table: DrawnMerges, step: int, later: Tensor
     at_scores.index_add_(0, pairs.flatten(), at_pairs.flatten())
     place, chosen = torch.arange(nodes.shape[1], device=nodes.device), pairs.gather(1, pick)[:, 0]
     at_parents = later.gather(1, pick[..., None].expand(*wide)).squeeze(1)
-    *inside, below = _cell_gradient(tape, chosen, at_parents)
-    done.append((chosen, at_parents, *inside))
+    *in_cell, below = _cell_gradient(tape, chosen, at_parents)
+    done.append((chosen, at_parents, *in_cell))
     earlier = later.gather(1, (place - (place > pick).long())[..., None].expand(*wide))
     earlier.scatter_(1, (pick + place[:2])[..., None].expand(*wide),
                      below.view(len(below), 2, -1))
@@ -321,13 +323,14 @@ def _tape_of(cell: GRC, table: DrawnMerges) -> tuple[CellTape, Tensor]:
     `cell`: the cell; `table`: from _draw_merges. Returns: the tape; hidden units, (R, H).
     """
     before, boxes, mixed = table.cell
-    hidden, slope = activation_derivative(cell.activation, before)
+    hidden, derivative = activation_derivative(cell.activation, before)
     factors = scale_kept(cell, table.keep, slice(None), hidden)
     if factors is not None:
-        hidden, slope = hidden * factors, slope * factors
+        hidden, derivative = hidden * factors, derivative * factors
     _, mean, rate = torch.native_layer_norm(
         mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
-    return CellTape(cell, boxes, mixed, mean, rate, slope), hidden
+    second, _ = content_first(cell)
+    return CellTape(cell, boxes, mixed, mean, rate, derivative, second), hidden
 
 def _weight_gradients(tape: CellTape, hidden: Tensor, rows: Tensor | slice, at_parents: Tensor,
                       at_parts: Tensor, at_before: Tensor) -> tuple[Tensor, ...]:
@@ -345,16 +348,15 @@ def _weight_gradients(tape: CellTape, hidden: Tensor, rows: Tensor | slice, at_p
             at_parts.sum(0).roll(-dim), *at_norm)
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #bde2943c
-def _score_slopes(parts: TreeParts, tape: CellTape) -> tuple[Tensor, Tensor, list]:
+def _score_slopes(parts: TreeParts, tape: CellTape,
+                  parents: Tensor) -> tuple[Tensor, Tensor, list]:
     """Scores of all pairs and their gradients.
 
-    `parts`: cell and scorer; `tape`: of the cell. Returns: u, with a graph of the scorer, (R,);
-    gradient of each at the two members of its pair, (R, 2, D); if parents are scored, gradient of
-    each at its parent, (R, D), and two gradients of _cell_gradient.
+    `parts`: cell and scorer; `tape`: of the cell; `parents`: of all pairs, (R, D). Returns: u, with
+    a graph of the scorer, (R,); gradient of each at the two members of its pair, (R, 2, D); if
+    parents are scored, gradient of each at its parent, (R, D), and two gradients of _cell_gradient.
     """
-    cell, count = parts.grc, len(tape.boxes)
-    members = tape.boxes[:, :2 * cell.dim].view(count, 2, -1)
-    parents = F.layer_norm(tape.mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
+    members = tape.boxes[:, :2 * tape.cell.dim].view(len(parents), 2, -1)
     with torch.enable_grad():
         members, parents = (one.detach().requires_grad_() for one in (members, parents))
         scores = parts.weigh(members[:, 0], members[:, 1], parents)[0]
@@ -362,8 +364,39 @@ def _score_slopes(parts: TreeParts, tape: CellTape) -> tuple[Tensor, Tensor, lis
                                                  retain_graph=True, allow_unused=True)
     if at_parents is None:
         return scores, slopes, []
-    *inside, below = _cell_gradient(tape, slice(None), at_parents)
-    return scores, below.view(count, 2, -1), [at_parents, *inside]
+    *in_cell, below = _cell_gradient(tape, slice(None), at_parents)
+    return scores, below.view_as(members), [at_parents, *in_cell]
+
+# %% ../../nbs/implementations/greedy_tree.ipynb #bde2943d
+def _draw_gradients(table: DrawnMerges, parts: TreeParts, temperature: float, roots: Tensor,
+                    grad: Tensor) -> tuple[Tensor, list]:
+    """Gradients of drawn trees.
+
+    `table`, `parts`, `temperature` and `roots`: as in DrawnRoots; `grad`: gradient at the roots,
+    (B, D). Returns: gradient at the leaves, (L, D); gradients of the parameters of cell and scorer,
+    None for a parameter of the scorer that needs none.
+    """
+    scorer, done, leaves = [*parts.scorer.parameters()], [], len(table.values) - len(table.scores)
+    at_leaves, rounds = grad.new_zeros(leaves, grad.shape[1]), table.rounds
+    later, joined = grad[:, None], [0, *(len(nodes) for nodes, *_ in rounds)]
+    at_leaves[roots[joined[-1]:]] = grad[joined[-1]:]              # sentences of one token
+    if not rounds:
+        return at_leaves, [*map(torch.zeros_like, [*parts.grc.parameters(), *scorer])]
+    at_scores, (tape, hidden) = torch.zeros_like(table.scores), _tape_of(parts.grc, table)
+    scores, slopes, of_scores = _score_slopes(parts, tape, table.values[leaves:])
+    for step in reversed(range(len(rounds))):
+        later = _round_backward(tape, table, step, later[:joined[step + 1]], slopes, at_scores,
+                                done, temperature)
+        at_leaves[rounds[step][0][joined[step]:]] = later[joined[step]:]
+    rows, *found = map(torch.cat, zip(*done))
+    if of_scores:                                      # of parents: all pairs have a gradient
+        found = [one.mul_(at_scores[:, None]).index_add_(0, rows, more)
+                 for one, more in zip(of_scores, found)]
+        rows = slice(None)
+    wanted = [one for one in scorer if one.requires_grad]
+    some = iter(torch.autograd.grad(scores, wanted, at_scores) if wanted else ())
+    at_scorer = [next(some) if one.requires_grad else None for one in scorer]
+    return at_leaves, [*_weight_gradients(tape, hidden, rows, *found), *at_scorer]
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #bde2943a
 class DrawnRoots(torch.autograd.Function):
@@ -373,7 +406,7 @@ class DrawnRoots(torch.autograd.Function):
                 temperature: float, *parameters) -> Tensor:
         """`leaves`: of all sentences, (L, D); `roots`: rows of the roots, (B,), and `table`: from
         _draw_merges; `parts`: cell and scorer; `temperature`: tau; `parameters`: of cell and
-        scorer; named so that they receive gradients. Returns: roots, (B, D)."""
+        scorer; passed so that autograd asks for their gradients. Returns: roots, (B, D)."""
         ctx.about, ctx.parameters = (table, parts, temperature), parameters
         ctx.save_for_backward(roots)
         return table.values[roots]
@@ -381,26 +414,10 @@ class DrawnRoots(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple:
-        (table, parts, temperature), (roots,), done = ctx.about, ctx.saved_tensors, []
-        at_leaves = grad.new_zeros(len(table.values) - len(table.scores), grad.shape[1])
-        later, joined = grad[:, None], [0, *(len(nodes) for nodes, *_ in table.rounds)]
-        at_leaves[roots[joined[-1]:]] = grad[joined[-1]:]          # sentences of one token
-        if not table.rounds:
-            return at_leaves, *4 * [None], *map(torch.zeros_like, ctx.parameters)
-        at_scores, (tape, hidden) = torch.zeros_like(table.scores), _tape_of(parts.grc, table)
-        scores, slopes, inside = _score_slopes(parts, tape)
-        for step in reversed(range(len(table.rounds))):
-            later = _round_backward(tape, table, step, later[:joined[step + 1]], slopes,
-                                    at_scores, done, temperature)
-            at_leaves[table.rounds[step][0][joined[step]:]] = later[joined[step]:]
-        rows, *found = map(torch.cat, zip(*done))
-        if inside:                                 # the parents are scored, all of them
-            found = [one.mul_(at_scores[:, None]).index_add_(0, rows, more)
-                     for one, more in zip(inside, found)]
-            rows = slice(None)
-        at_scorer = torch.autograd.grad(scores, [*parts.scorer.parameters()], at_scores)
-        return (at_leaves, *4 * [None], *_weight_gradients(tape, hidden, rows, *found), *at_scorer)
-
+        (table, parts, temperature), (roots,) = ctx.about, ctx.saved_tensors
+        with torch.autocast(grad.device.type, enabled=False):
+            at_leaves, found = _draw_gradients(table, parts, temperature, roots, grad)
+        return at_leaves, *4 * [None], *found
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #feea26b2
 def _drawn_trees(parts: TreeParts, leaves: Tensor, mask: Tensor, noise: Tensor,
