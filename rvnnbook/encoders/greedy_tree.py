@@ -17,9 +17,9 @@ from ..core import Encoder, EncoderOutput, check_batch, check_choice
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
-from rvnnbook.layers.tree_search import (
-    activation_derivative, blank_boxes, content_first, copy_to_host, gate_gradients, merge_pairs,
-    mix_children, scale_kept)
+from ..layers.tree_search import (
+    activation_derivative, blank_boxes, children_gradient, content_first, copy_to_host,
+    merge_pairs, mix_children, scale_kept, weight_gradients)
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0026e5dc
 def _replace_position(links: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,11 +252,13 @@ class CellTape(NamedTuple):
     "What the gradients of a cell are computed from, for every pair."
     cell: GRC
     boxes: Tensor          # children, content and gates before the sigmoid, (R, 6 D)
-    mixed: Tensor          # input of the norm, (R, D)
-    mean: Tensor           # its mean, (R, 1)
-    rate: Tensor           # one over its standard deviation, (R, 1)
+    normed: tuple          # input of the norm, its mean and scale, (R, ...) each
     derivative: Tensor     # of the activation, times the factor of dropout, (R, H)
     second: Tensor         # weight of the second layer, from content_first, (4 D, H)
+
+    def normed_at(self, rows: Tensor | slice) -> tuple:    # which pairs
+        "What the norm needs, of some pairs."
+        return tuple(one[rows] for one in self.normed)
 
 def _cell_gradient(tape: CellTape, rows: Tensor | slice, grad: Tensor) -> tuple[Tensor, ...]:
     """Backward pass of the cell from parents to children.
@@ -265,15 +267,11 @@ def _cell_gradient(tape: CellTape, rows: Tensor | slice, grad: Tensor) -> tuple[
     (M, D). Returns: gradients at content and gates (M, 4 D), at hidden units before the activation
     (M, H), and at the children (M, 2 D).
     """
-    cell, boxes, wide = tape.cell, tape.boxes[rows], 2 * tape.cell.dim
-    at_mixed, *_ = torch.ops.aten.native_layer_norm_backward(
-        grad, tape.mixed[rows], [cell.dim], tape.mean[rows], tape.rate[rows], cell.norm.weight,
-        cell.norm.bias, [True, False, False])
-    at_boxes = torch.empty_like(boxes)
-    gate_gradients(boxes, at_mixed, out=at_boxes)
-    at_before = tape.derivative[rows] * (at_boxes[:, wide:] @ tape.second)
-    below = torch.addmm(at_boxes[:, :wide], at_before, cell.w1.weight)
-    return at_boxes[:, wide:], at_before, below
+    boxes, derivative = tape.boxes[rows], tape.derivative[rows]
+    at_boxes, at_before = torch.empty_like(boxes), torch.empty_like(derivative)
+    below = children_gradient(tape.cell, tape.second, grad, boxes, tape.normed_at(rows), derivative,
+                              at_boxes, at_before)
+    return at_boxes[:, 2 * tape.cell.dim:], at_before, below
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #61ae9511
 def _choice_gradient(states: Tensor, parents: Tensor, later: Tensor, soft: Tensor,
@@ -330,22 +328,7 @@ def _tape_of(cell: GRC, table: DrawnMerges) -> tuple[CellTape, Tensor]:
     _, mean, rate = torch.native_layer_norm(
         mixed, [cell.dim], cell.norm.weight, cell.norm.bias, cell.norm.eps)
     second, _ = content_first(cell)
-    return CellTape(cell, boxes, mixed, mean, rate, derivative, second), hidden
-
-def _weight_gradients(tape: CellTape, hidden: Tensor, rows: Tensor | slice, at_parents: Tensor,
-                      at_parts: Tensor, at_before: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of the cell's parameters, in their order.
-
-    `tape`: and `hidden`, (R, H): from _tape_of; `rows`: pairs with a gradient, M of them;
-    `at_parents`: (M, D); `at_parts`: (M, 4 D), and `at_before`, (M, H): as in _cell_gradient.
-    """
-    cell, dim = tape.cell, tape.cell.dim
-    _, *at_norm = torch.ops.aten.native_layer_norm_backward(
-        at_parents, tape.mixed[rows], [dim], tape.mean[rows], tape.rate[rows], cell.norm.weight,
-        cell.norm.bias, [False, True, True])
-    below = tape.boxes[rows][:, :2 * dim]
-    return (at_before.T @ below, at_before.sum(0), (at_parts.T @ hidden[rows]).roll(-dim, 0),
-            at_parts.sum(0).roll(-dim), *at_norm)
+    return CellTape(cell, boxes, (mixed, mean, rate), derivative, second), hidden
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #bde2943c
 def _score_slopes(parts: TreeParts, tape: CellTape,
@@ -396,7 +379,10 @@ def _draw_gradients(table: DrawnMerges, parts: TreeParts, temperature: float, ro
     wanted = [one for one in scorer if one.requires_grad]
     some = iter(torch.autograd.grad(scores, wanted, at_scores) if wanted else ())
     at_scorer = [next(some) if one.requires_grad else None for one in scorer]
-    return at_leaves, [*_weight_gradients(tape, hidden, rows, *found), *at_scorer]
+    at_parents, *in_cell = found
+    at_cell = weight_gradients(tape.cell, at_parents, tape.boxes[rows], tape.normed_at(rows),
+                               hidden[rows], *in_cell)
+    return at_leaves, [*at_cell, *at_scorer]
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #bde2943a
 class DrawnRoots(torch.autograd.Function):
@@ -406,8 +392,8 @@ class DrawnRoots(torch.autograd.Function):
                 temperature: float, *parameters) -> Tensor:
         """`leaves`: of all sentences, (L, D); `roots`: rows of the roots, (B,), and `table`: from
         _draw_merges; `parts`: cell and scorer; `temperature`: tau; `parameters`: of cell and
-        scorer; passed so that autograd asks for their gradients. Returns: roots, (B, D)."""
-        ctx.about, ctx.parameters = (table, parts, temperature), parameters
+        scorer; passed so that autograd computes their gradients. Returns: roots, (B, D)."""
+        ctx.about = table, parts, temperature
         ctx.save_for_backward(roots)
         return table.values[roots]
 

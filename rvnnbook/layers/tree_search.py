@@ -9,8 +9,9 @@ __all__ = ['SAME_SIZE', 'merge_pairs', 'propose_pairs', 'prune_beam', 'active_co
            'hash_pair', 'leaf_keys', 'Arena', 'note_kept', 'find_pairs', 'pack_tokens', 'PairArena', 'score_rows',
            'begin_search', 'blank_steps', 'write_steps', 'join_steps', 'search_rows', 'arena_search', 'Lineages',
            'copy_to_host', 'survivors', 'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward',
-           'gate_gradients', 'activation_derivative', 'collect_gradients', 'Replay', 'replay', 'LineageScores',
-           'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores', 'replay_levels', 'search_and_replay']
+           'gate_gradients', 'activation_derivative', 'children_gradient', 'weight_gradients', 'collect_gradients',
+           'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores',
+           'replay_levels', 'search_and_replay']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterable, Iterator
@@ -757,6 +758,42 @@ def activation_derivative(
     return after.detach(), derivative
 
 # %% ../../nbs/implementations/tree_search.ipynb #17768a20
+def children_gradient(
+    cell: GRC,             # the cell
+    second: Tensor,        # weight of the second layer, from `content_first`
+    grad: Tensor,          # gradient at the parents, (M, D)
+    boxes: Tensor,         # from `mix_children`, (M, 6 D)
+    normed: tuple,         # input of the norm, its mean and scale, (M, ...) each
+    derivative: Tensor,    # of the activation, (M, H)
+    at_boxes: Tensor,      # gradients at the boxes, (M, 6 D); written
+    at_before: Tensor,     # at hidden units before the activation, (M, H); written
+) -> Tensor:               # gradients at the children, (M, 2 D)
+    "Propagate gradients from parents to their children (crvnn Eq. 14-15)."
+    at_mixed, *_ = torch.ops.aten.native_layer_norm_backward(
+        grad, normed[0], [cell.dim], *normed[1:], cell.norm.weight, cell.norm.bias,
+        [True, False, False])
+    gate_gradients(boxes, at_mixed, at_boxes)
+    torch.mul(derivative, at_boxes[:, 2 * cell.dim:] @ second, out=at_before)
+    return torch.addmm(at_boxes[:, :2 * cell.dim], at_before, cell.w1.weight)
+
+def weight_gradients(
+    cell: GRC,             # the cell
+    grad: Tensor,          # gradient at the parents, (M, D)
+    boxes: Tensor,         # from `mix_children`, (M, 6 D)
+    normed: tuple,         # input of the norm, its mean and scale, (M, ...) each
+    hidden: Tensor,        # hidden units, (M, H)
+    at_parts: Tensor,      # gradient at content and gates, (M, 4 D)
+    at_before: Tensor,     # gradient at hidden units before the activation, (M, H)
+) -> tuple[Tensor, ...]:   # in the order of the cell's parameters
+    "Gradients of the cell's parameters, with one product for each layer."
+    _, *at_norm = torch.ops.aten.native_layer_norm_backward(
+        grad, normed[0], [cell.dim], *normed[1:], cell.norm.weight, cell.norm.bias,
+        [False, True, True])
+    below, dim = boxes[:, :2 * cell.dim], cell.dim
+    return (at_before.T @ below, at_before.sum(0), (at_parts.T @ hidden).roll(-dim, 0),
+            at_parts.sum(0).roll(-dim), *at_norm)
+
+# %% ../../nbs/implementations/tree_search.ipynb #17768a21
 def collect_gradients(
     cell: GRC,             # the cell
     grad: Tensor,          # gradients at leaves and nodes, (L + M, D); completed in place
@@ -766,20 +803,14 @@ def collect_gradients(
     at_hidden: Tensor,     # derivatives of the activation, (M, H); in place the gradients
 ) -> Tensor:               # gradients at the boxes, (M, 6 D)
     "Propagate gradients from parents to children, by decreasing height (crvnn Eq. 14-15)."
-    own, at_boxes, wide = grad[len(grad) - len(boxes):], torch.empty_like(boxes), 2 * cell.dim
-    second = cell.w2.weight.roll(cell.dim, 0)                  # as in `content_first`
+    own, at_boxes = grad[len(grad) - len(boxes):], torch.empty_like(boxes)
+    second, _ = content_first(cell)
     levels = (box.split(plan.counts) for box in (
         plan.children, own, boxes, at_boxes, at_hidden, *normed) if plan.counts)
     for pairs, above, box, at_box, unit, *parts in [*zip(*levels)][::-1]:
-        delta, *_ = torch.ops.aten.native_layer_norm_backward(
-            above, parts[0], [cell.dim], *parts[1:], cell.norm.weight, cell.norm.bias,
-            [True, False, False])
-        gate_gradients(box, delta, at_box)
-        unit.mul_(at_box[:, wide:] @ second)
-        at_children = torch.addmm(at_box[:, :wide], unit, cell.w1.weight)
+        at_children = children_gradient(cell, second, above, box, parts, unit, at_box, unit)
         grad.index_add_(0, pairs.flatten(), at_children.view(-1, cell.dim))
     return at_boxes
-
 
 # %% ../../nbs/implementations/tree_search.ipynb #31ee2c6c
 class Replay(torch.autograd.Function):
@@ -803,12 +834,8 @@ class Replay(torch.autograd.Function):
         normed = mixed, *torch.native_layer_norm(mixed, size, *weights, cell.norm.eps)[1:]
         at_boxes = collect_gradients(cell, grad, ctx.plan, boxes, normed, at_hidden)
         at_leaves, own = grad.split([len(grad) - len(hidden), len(hidden)])
-        _, *at_norm = torch.ops.aten.native_layer_norm_backward(
-            own, mixed, size, *normed[1:], *weights, [False, True, True])
-        below, at_parts = boxes[:, :2 * cell.dim], at_boxes[:, 2 * cell.dim:]
-        return (at_leaves, None, None, None, None, at_hidden.T @ below, at_hidden.sum(0),
-                (at_parts.T @ hidden).roll(-cell.dim, 0), at_parts.sum(0).roll(-cell.dim),
-                *at_norm)
+        return (at_leaves, None, None, None, None, *weight_gradients(
+            cell, own, boxes, normed, hidden, at_boxes[:, 2 * cell.dim:], at_hidden))
 
 # %% ../../nbs/implementations/tree_search.ipynb #5e8d31aa
 def replay(
