@@ -23,7 +23,6 @@ from types import SimpleNamespace
 import torch
 
 from ..data.batches import to_device
-from ..layers import cells
 from ..data.listops import (
     VOCABULARY, Example, collate_listops, evaluate, make_split, official_test, unique_draws)
 from .records import append, new_record, results_folder
@@ -33,7 +32,7 @@ from .settings import ParameterError, unknown_name
 from .subjects import (
     SUBJECTS, known_entrants, make_entrant, partner, problem, record_products, replay_products,
     spread, take_step, usual_forms)
-from ..literal import LITERAL, LiteralEncoder
+from ..literal import LITERAL, LiteralEncoder, compiled_from
 from ..optimization import classification_loss, make_optimizer
 from ..tasks.classify import Classifier, load_pretrained
 
@@ -68,13 +67,12 @@ def _warm_up(subject: str, step: Callable, encoder, inputs: list) -> None:
     `subject`: a name; `step`: of training; `encoder`: of the step; `inputs`: of the step.
     """
     step(*inputs)
-    usual, cells.COMPILED_FROM = cells.COMPILED_FROM, 0
     if subject == "crvnn":
         encoder.form = "linear"                # of its neighbors
-    step(*inputs)
+    with compiled_from(0):
+        step(*inputs)
     if subject == "crvnn":
         encoder.form = "auto"
-    cells.COMPILED_FROM = usual
 
 # %% ../../nbs/workshop/bench.ipynb #5f284b90
 def measure(

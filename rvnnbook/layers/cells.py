@@ -19,7 +19,7 @@ ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
 COMPILED_FROM: float = 2**16   # numbers in a batch from which compiled loops are faster
 
 def _mix_large(cell, below: Tensor, keep: Tensor | None) -> Tensor | None:
-    "`GRC.mix` in compiled loops; None: for a small batch or on an accelerator, not compiled."
+    "`GRC.mix` in compiled loops; None where they would be slower or do not exist."
     if below.is_cpu and below.numel() >= COMPILED_FROM and not torch.compiler.is_compiling():
         from rvnnbook.layers.compiled_cell import compiled_mix, has_compiled_form
         if has_compiled_form(cell, below):

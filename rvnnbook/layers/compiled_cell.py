@@ -107,6 +107,7 @@ class CompiledMix(torch.autograd.Function):
 
 # %% ../../nbs/implementations/compiled_cell.ipynb #cce11a15
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
 def _is_plain(layer: nn.Module, dtype: torch.dtype) -> bool:
     "Whether a layer is linear with bias. `dtype`: of its weights."
     return (type(layer) is nn.Linear and layer.bias is not None
