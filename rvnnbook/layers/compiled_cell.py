@@ -134,6 +134,7 @@ def has_compiled_form(
             and not torch.is_autocast_enabled("cpu")
             and not torch._C._are_functorch_transforms_active())
 
+# %% ../../nbs/implementations/compiled_cell.ipynb #cce11a29
 def compiled_mix(
     cell,                  # a GRC
     below: Tensor,         # children [l; r], (..., 2 D)
