@@ -768,7 +768,7 @@ def children_gradient(
     at_boxes: Tensor,      # gradients at the boxes, (M, 6 D); written
     at_before: Tensor,     # at hidden units before the activation, (M, H); written
 ) -> Tensor:               # gradients at the children, (M, 2 D)
-    "Propagate gradients from parents to their children (crvnn Eq. 14-15)."
+    "Propagate gradients from parents to their children."
     at_mixed, *_ = torch.ops.aten.native_layer_norm_backward(
         grad, normed[0], [cell.dim], *normed[1:], cell.norm.weight, cell.norm.bias,
         [True, False, False])
