@@ -207,23 +207,23 @@ def _complete_rows(cell, rows: Tensor, origins: Tensor, picks: Tensor, mixed: Te
     (B, 1, M - 1, D). Returns: rows after the step, (B, S + 1, M - 1, 2 D).
     """
     (batch, beam, count, _), slots, dim = rows.shape, picks.shape[1], mixed.shape[-1]
-    place, flat = torch.arange(count - 1, device=rows.device), rows.flatten(0, 2)
-    start = (torch.arange(batch, device=rows.device)[:, None] * beam + origins) * count
-    nodes, parents = flat[start[..., None] + place + (place > picks[..., None])].chunk(2, -1)
-    new = flat[start + picks][..., None, dim:]
-    nodes = torch.where((place == picks[..., None])[..., None], new, nodes)
-    three = (picks[..., None] + torch.arange(-1, 2, device=picks.device)).clamp(0, count - 2)
-    met = nodes.gather(2, three[..., None].expand(-1, -1, -1, dim))
+    place, three = (torch.arange(*ends, device=rows.device) for ends in ((count - 1,), (-1, 2)))
+    row, slot = (torch.arange(size, device=rows.device)[:, None] for size in (
+        batch, batch * slots))
+    vectors, picks = rows.reshape(-1, dim), picks[..., None]   # node, parent, node, parent, ...
+    parents = 2 * ((row * beam + origins)[..., None] * count + place + (place > picks)) + 1
+    nodes = parents - (place != picks).long()                  # the chosen parent becomes a node
+    near = F.embedding(nodes.gather(2, (picks + three).clamp(0, count - 2)), vectors)
     left, right = (torch.cat([beside.reshape(-1, dim), soft.reshape(-1, dim)]) for beside, soft in (
-        (met[:, :, :2], mixed[:, :, :-1]), (met[:, :, 1:], mixed[:, :, 1:])))
-    made, softly = cell(left, right).to(nodes.dtype).split(
-        [batch * slots * 2, batch * (count - 2)])
-    made = made.view(batch, slots, 2, dim)
-    for side in (0, 1):
-        here = (place == picks[..., None] - 1 + side)[..., None]
-        parents = torch.where(here, made[:, :, side, None], parents)
-    softly = F.pad(softly.view(batch, 1, count - 2, dim), (0, 0, 0, 1))
-    return torch.cat([torch.cat([nodes, parents], -1), torch.cat([mixed, softly], -1)], 1)
+        (near[:, :, :2], mixed[:, :, :-1]), (near[:, :, 1:], mixed[:, :, 1:])))
+    softly = len(vectors) + row * (count - 1) + place          # where the mixture's nodes stand
+    vectors = torch.cat([vectors, mixed.reshape(-1, dim), cell(left, right).to(rows.dtype)])
+    made = len(vectors) - len(left) + 2 * slot.view(batch, slots, 1) + place - picks + 1
+    parents = torch.where((place == picks) | (place == picks - 1), made, parents)
+    above = len(vectors) - batch * (count - 2) + row * (count - 2) + place
+    index = torch.cat([torch.stack([nodes, parents], -1), torch.stack(
+        [softly, above.clamp(max=len(vectors) - 1)], -1)[:, None]], 1)
+    return F.embedding(index, vectors).flatten(-2)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #ccc0eae1
 def soft_search(
@@ -234,7 +234,7 @@ def soft_search(
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
     "OneSoft with two new parents a step in all slots but one (rir section 2)."
     def step(rows, scores, pairs):
-        logits = encoder.scorer[0](rows[:, :, :-1, encoder.dim:]).squeeze(-1)
+        logits = F.linear(rows, weight, scorer.bias).squeeze(-1)[:, :, :-1]
         noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
         candidates, picks = propose_pairs(scores, logits, pairs, encoder.beam, noise)
         choice, scores = prune_beam(candidates, encoder.beam, one_soft)
@@ -246,6 +246,8 @@ def soft_search(
         mixed = merge_pairs(nodes, made[:, :, :-1], merged)
         rows = _complete_rows(encoder.grc, rows, origins[:, :-1], chosen_picks[:, :-1], mixed)
         return rows, scores, chosen_picks, origins
+    scorer = encoder.scorer[0]
+    weight = F.pad(scorer.weight, (encoder.dim, 0))            # 0 for nodes, w for parents
     parents = encoder.grc(leaves[:, :-1], leaves[:, 1:])
     rows = torch.cat([leaves, F.pad(parents, (0, 0, 0, 1))], -1)
     roots, scores, history = search_states(rows, mask.sum(1), encoder.beam, step)
