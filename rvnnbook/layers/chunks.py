@@ -76,10 +76,14 @@ def compose_levels(
         real = inside < count[several, None]
         places = first[several, None] + torch.where(real, inside, 0)
         order = torch.where(several, len(nodes) - 1 + several.cumsum(0), first)
+        full, alone = real.all(), not several.all()
+        every = torch.equal(places.flatten(), torch.arange(len(nodes)))
         places, real, order = (part.to(nodes.device) for part in (places, real, order))
-        chunks = nodes.index_select(0, places.flatten()).unflatten(0, real.shape)
-        parents = cell(torch.where(real[..., None], chunks, 0), real)
-        nodes = torch.cat([nodes, parents.to(nodes.dtype)]).index_select(0, order)
+        chunks = (nodes if every else nodes.index_select(0, places.flatten())).unflatten(
+            0, real.shape)
+        parents = cell(chunks if full else torch.where(real[..., None], chunks, 0), real)
+        parents = parents.to(nodes.dtype)
+        nodes = torch.cat([nodes, parents]).index_select(0, order) if alone else parents
         lengths = [-(-n // size) for n, size in zip(lengths, sizes)]
         starts = [0, *accumulate(lengths)]
     return nodes.unflatten(0, (batch, -1))[:, 0]
