@@ -6,9 +6,10 @@
 __all__ = ['LITERAL', 'literal_attention', 'library_attention', 'same_noise', 'compiled_from', 'crvnn_literal', 'make_crvnn',
            'literal_crvnn', 'next_states', 'literal_steps', 'literal_search', 'literal_beam', 'beam_step', 'one_step',
            'LiteralBeamTree', 'literal_chunks', 'literal_nested', 'literal_rir', 'literal_one_soft', 'literal_gumbel',
-           'literal_memory', 'LiteralEncoder', 'literal_encoder', 'windows', 'geometric_window', 'tables_kept',
-           'AttentionLayer', 'attend_by_form', 'GatedMemory', 'scanned', 'self_iru_literal', 'TreeOfGates', 'iru_loop',
-           'iru_steps', 'matrix_products', 'crvnn_products', 'crvnn_rounds', 'replayed', 'beam_products']
+           'literal_memory', 'literal_balanced', 'LiteralEncoder', 'literal_encoder', 'windows', 'geometric_window',
+           'tables_kept', 'AttentionLayer', 'attend_by_form', 'GatedMemory', 'scanned', 'self_iru_literal',
+           'TreeOfGates', 'iru_loop', 'iru_steps', 'matrix_products', 'crvnn_products', 'crvnn_rounds', 'replayed',
+           'beam_products']
 
 # %% ../nbs/implementations/literal.ipynb #117e0004
 import math
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .core import EncoderOutput, check_batch, length_mask
+from .encoders.balanced import BalancedTree
 from .encoders.beam_tree import BeamTree
 from .encoders.crvnn import CRvNN, PositionIndex, halt_penalty
 from .encoders.efficient_beam import EfficientBeam
@@ -273,6 +275,18 @@ def literal_memory(memory: OrderedMemory, x: Tensor, mask: Tensor) -> tuple:   #
         states.append(candidates[-1])
     return torch.stack(states)[mask.sum(1) - 1, torch.arange(len(x))], 0.0, None
 
+# %% ../nbs/implementations/literal.ipynb #a7c10e24
+@compiled_from(math.inf)
+def literal_balanced(encoder: BalancedTree, x: Tensor, mask: Tensor) -> tuple:     # root, 0, None
+    "Pairs of neighbors on each level; a last node without a partner moves up (rir section 2)."
+    nodes, counts = encoder.leaf_norm(encoder.leaf(x)), mask.sum(1, keepdim=True)
+    while nodes.shape[1] > 1:
+        left, right = F.pad(nodes, (0, 0, 0, nodes.shape[1] % 2)).unflatten(1, (-1, 2)).unbind(2)
+        both = 2 * torch.arange(left.shape[1], device=x.device) + 1 < counts
+        nodes = torch.where(both[..., None], encoder.cell(left, right), left)
+        counts = (counts + 1) // 2
+    return nodes[:, 0], 0.0, None
+
 # %% ../nbs/implementations/literal.ipynb #46053708
 class LiteralEncoder(nn.Module):
     "An encoder that computes in its literal form."
@@ -290,7 +304,8 @@ LITERAL = {                            # name -> form, and what makes its encode
     "rir_ebt_grc": (literal_rir, RIRBeam),
     "gumbel_tree": (literal_gumbel, partial(GreedyTree, choice="gumbel")),
     "bt_grc_os": (literal_one_soft, partial(BeamTree, soft=True)),
-    "ordered_memory": (literal_memory, OrderedMemory)}
+    "ordered_memory": (literal_memory, OrderedMemory),
+    "bbt_grc": (literal_balanced, BalancedTree)}
 
 def literal_encoder(name: str, dim: int) -> LiteralEncoder:            # one of LITERAL; D
     "A literal encoder with fresh weights."

@@ -297,7 +297,7 @@ def test_the_beam_is_measured(clone, monkeypatch, capsys):
 
 # ---- encoders with literal forms for batches
 
-@pytest.mark.parametrize("name", ["gumbel_tree", "bt_grc_os", "ordered_memory", "rir_ebt_grc"])
+@pytest.mark.parametrize("name", ["gumbel_tree", "bt_grc_os", "ordered_memory", "rir_ebt_grc", "bbt_grc"])
 def test_an_encoder_is_measured_in_ragged_batches(name):
     found = {form: measure(name, form, 20, 3, 8, ragged=True) for form in SUBJECTS[name].forms}
     names = {"root", "gradient"} | ({"exact"} if SUBJECTS[name].chooses else set())
@@ -375,7 +375,7 @@ def test_every_subject_has_a_page(capsys):
         words = ["-p", f"subject={subject}"] if name == "bench_layers" else []
         assert gate([*words, "-p", "lengths=1"], name) == 2
         assert "lengths is 1" in capsys.readouterr().err
-    assert gate(["-p", "subject=abacus"]) == 2 and "subject is 'abacus': Input should be 'attention', 'bt_grc_os', 'gumbel_tree', 'ordered_memory', 'rir_ebt_grc', 'scan' or 'self_iru'" in capsys.readouterr().err
+    assert gate(["-p", "subject=abacus"]) == 2 and "subject is 'abacus': Input should be 'attention', 'bbt_grc', 'bt_grc_os', 'gumbel_tree', 'ordered_memory', 'rir_ebt_grc', 'scan' or 'self_iru'" in capsys.readouterr().err
     assert gate(["-p", "encoders=lstm"]) == 2 and "unknown parameter 'encoders'" in capsys.readouterr().err
 
 

@@ -130,7 +130,7 @@ SUBJECTS = {
     "self_iru": Subject(TreeOfGates, scanned, scanned, "steps", forms={
         "literal": {"form": "loop"}, "literal, step by step": {"form": "steps"}, "library": {},
         "products": {}})} | {
-    name: Subject(make, form, library_form, chooses=name != "ordered_memory")
+    name: Subject(make, form, library_form, chooses=name not in ("ordered_memory", "bbt_grc"))
     for name, (form, make) in list(LITERAL.items())[2:]}
 
 # %% ../../nbs/workshop/subjects.ipynb #37543f90
