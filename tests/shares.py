@@ -1,0 +1,49 @@
+"""What the time of a training step is spent on: `python -m tests.shares` measures it and appends a record to nbs/results."""
+import time
+from functools import partial
+
+import torch
+from torch.autograd.profiler import profile
+
+from rvnnbook.lab.records import append, new_record
+from rvnnbook.lab.subjects import SUBJECTS, problem, take_step
+from rvnnbook.origin import code_hashes
+
+DIM = 128
+CASES = {"crvnn": [(90, 64, False), (500, 1, False), (2000, 1, False)], "bbt_grc": [(1000, 1, False)]} | {
+    name: [(90, 64, True)] for name in ("beam_tree", "rir_ebt_grc", "gumbel_tree", "bt_grc_os", "ordered_memory")}
+KINDS = {
+    "products": "mm addmm bmm baddbmm mv addmv",
+    "elementwise": "gelu gelu_backward relu threshold threshold_backward clamp_min sigmoid sigmoid_backward glu glu_backward exp log softmax "
+                   "_softmax _softmax_backward_data logsumexp native_layer_norm native_layer_norm_backward mul div addcmul lerp sub tanh",
+    "memory": "copy cat index index_select gather scatter scatter_add fill zero add where embedding_dense_backward index_add index_copy "
+              "index_fill masked_fill index_put _index_put_impl clone empty sum stack masked_scatter",
+}
+KIND_OF = {name: kind for kind, names in KINDS.items() for name in names.split()}
+
+
+def step_shares(subject, length, batch, ragged):
+    "Seconds of a step, and the shares of its CPU time by kind of operation; `rest`: compiled loops, and calls of operations."
+    torch.set_num_threads(1)
+    about = SUBJECTS[subject]
+    make = partial(about.make, compiled=True) if subject == "beam_tree" else about.make
+    inputs, shares = problem(make, length, batch, DIM, ragged=ragged), dict.fromkeys(KINDS, 0.0)
+    for _ in range(2):                                     # loads what is loaded once, and allocates memory
+        take_step(about.library, *inputs)
+    began = time.process_time()
+    with profile() as profiled:
+        take_step(about.library, *inputs)
+    seconds = time.process_time() - began
+    for event in profiled.key_averages():
+        if kind := KIND_OF.get(event.key.removeprefix("aten::").removesuffix("_")):
+            shares[kind] += event.self_cpu_time_total / 1e6 / seconds
+    assert sum(shares.values()) < 1, f"{subject}: more than the whole step"
+    return {"seconds": seconds} | shares | {"rest": 1 - sum(shares.values())}
+
+
+if __name__ == "__main__":
+    started, modules = time.monotonic(), code_hashes()
+    metrics = {f"n {'<=' if ragged else '='} {length}, batch {batch}, {subject}": step_shares(subject, length, batch, ragged)
+               for subject, cases in CASES.items() for length, batch, ragged in cases}
+    append(new_record("bench_shares", {"dim": DIM, "threads": 1}, profile="cpu", seed=0, modules=modules, metrics=metrics,
+                      rule="CPU time of one profiled step, after two others", wall_s=round(time.monotonic() - started, 1)))
