@@ -808,7 +808,7 @@ def collect_gradients(
     levels = (box.split(plan.counts) for box in (
         plan.children, own, boxes, at_boxes, at_hidden, *normed) if plan.counts)
     for pairs, above, box, at_box, unit, *parts in [*zip(*levels)][::-1]:
-        at_children = children_gradient(cell, second, above, box, parts, unit, at_box, unit)
+        at_children = children_gradient(cell, second, above, box, (*parts,), unit, at_box, unit)
         grad.index_add_(0, pairs.flatten(), at_children.view(-1, cell.dim))
     return at_boxes
 
