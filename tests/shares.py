@@ -24,17 +24,17 @@ KIND_OF = {name: kind for kind, names in KINDS.items() for name in names.split()
 
 
 def step_shares(subject, length, batch, ragged):
-    "Seconds of a step, and the shares of its CPU time by kind of operation; `rest`: compiled loops, and calls of operations."
+    "Seconds of a step, and the shares of its time by kind of operation; `rest`: compiled loops, and calls of operations."
     torch.set_num_threads(1)
     about = SUBJECTS[subject]
     make = partial(about.make, compiled=True) if subject == "beam_tree" else about.make
     inputs, shares = problem(make, length, batch, DIM, ragged=ragged), dict.fromkeys(KINDS, 0.0)
     for _ in range(2):                                     # loads what is loaded once, and allocates memory
         take_step(about.library, *inputs)
-    began = time.process_time()
+    began = time.perf_counter()
     with profile() as profiled:
         take_step(about.library, *inputs)
-    seconds = time.process_time() - began
+    seconds = time.perf_counter() - began
     for event in profiled.key_averages():
         if kind := KIND_OF.get(event.key.removeprefix("aten::").removesuffix("_")):
             shares[kind] += event.self_cpu_time_total / 1e6 / seconds
@@ -47,4 +47,4 @@ if __name__ == "__main__":
     metrics = {f"n {'<=' if ragged else '='} {length}, batch {batch}, {subject}": step_shares(subject, length, batch, ragged)
                for subject, cases in CASES.items() for length, batch, ragged in cases}
     append(new_record("bench_shares", {"dim": DIM, "threads": 1}, profile="cpu", seed=0, modules=modules, metrics=metrics,
-                      rule="CPU time of one profiled step, after two others", wall_s=round(time.monotonic() - started, 1)))
+                      rule="time of one profiled step, after two others", wall_s=round(time.monotonic() - started, 1)))
