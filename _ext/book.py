@@ -26,7 +26,8 @@ def escape(text: str) -> str:
 
 def sentence(text: str) -> str:
     "Escaped, and safe at the start of a paragraph, where a dash, a number or a letter with a dot would begin a list."
-    return rf"\ {escape(text)}"
+    escaped = escape(text)
+    return rf"\ {escaped}" if escaped.strip() else ""
 
 
 def fields(obj) -> list[str]:

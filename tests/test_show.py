@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rvnnbook.core import simple_tree, steps_from_tree
@@ -250,6 +250,7 @@ def test_a_stepper_counts_its_frames():
 
 
 @given(st.text("ab *_|`\\:.-1", max_size=30))
+@example("` `")
 def test_docments_become_clean_restructuredtext(text):
     from book import sentence
     from docutils.core import publish_doctree
