@@ -24,7 +24,7 @@ KIND_OF = {name: kind for kind, names in KINDS.items() for name in names.split()
 
 
 def step_shares(subject, length, batch, ragged):
-    "Seconds of a step, and the shares of its time by kind of operation; `rest`: compiled loops, and calls of operations."
+    "Seconds of a step, and the shares of its time by kind of operation; `rest`: everything else, such as compiled loops and calls."
     torch.set_num_threads(1)
     about = SUBJECTS[subject]
     make = partial(about.make, compiled=True) if subject == "beam_tree" else about.make

@@ -31,6 +31,7 @@ from rvnnbook.registry import create_encoder
 from rvnnbook.show.costs import (agreement, bench_lines, by_length, cases, findings, forms_of, growth, predict_lines, recorded_bench)
 from rvnnbook.lab.records import RecordError, append, check_results, read_records, validate
 from rvnnbook.origin import code_hashes
+from tests.shares import KIND_OF, KINDS, step_shares
 
 CRVNN, BEAM, ATTENTION = SUBJECTS["crvnn"], SUBJECTS["beam_tree"], SUBJECTS["attention"]
 library_crvnn, library_beam = CRVNN.library, BEAM.library
@@ -304,6 +305,13 @@ def test_an_encoder_is_measured_in_ragged_batches(name):
     assert set(found["products"]) == {"seconds"} and set(found["literal"]) == set(found["library"]) == {"seconds", "memory_mb", *names}
     for what in names:
         assert gap(found["library"][what], found["literal"][what]) < (1e-12 if what == "exact" else 1e-4)
+
+
+def test_the_shares_of_a_step_are_those_of_known_operations():
+    found = step_shares("bbt_grc", 40, 2, False)
+    assert found["seconds"] > 0 and min(found[kind] for kind in KINDS) > 0 and 0 < found["rest"] < 1
+    assert sum(found[kind] for kind in (*KINDS, "rest")) == pytest.approx(1)
+    assert sum(len(names.split()) for names in KINDS.values()) == len(KIND_OF)
 
 
 # ---- attention
