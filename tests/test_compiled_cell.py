@@ -4,12 +4,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask
 from rvnnbook.layers import cells, compiled_cell
 from rvnnbook.layers.cells import GRC
-from rvnnbook.layers.compiled_cell import CompiledMix, compiled_mix, gated_gradients, gated_sums, has_compiled_form, mix_formula
+from rvnnbook.layers.compiled_cell import (
+    CompiledMix,
+    compiled_mix,
+    finish_slot,
+    gated_gradients,
+    gated_sums,
+    has_compiled_form,
+    mix_formula,
+    slot_gradients,
+)
 from rvnnbook.literal import literal_encoder
 from rvnnbook.registry import create_encoder
 
@@ -62,6 +72,39 @@ def test_given_factors_and_more_dimensions():
     turned = below.detach().transpose(0, 1)                    # not contiguous
     assert_close(compiled_mix(cell, turned), cell.mix(turned))
     assert_close(compiled_mix(cell, turned[0, 0]), cell.mix(turned[0, 0]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 3), st.integers(1, 5), st.integers(1, 9), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 99))
+def test_slots_against_autograd(start, rows, dim, dtype, seed):
+    "Sum, norm and mixture of one slot, with rows before and behind it that stay as they are."
+    torch.manual_seed(seed)
+    norm, total, slot = nn.LayerNorm(dim).to(dtype), start + rows, slice(start, start + rows)
+    nn.init.normal_(norm.weight)
+    boxes, share, token, carry, grads = (torch.randn(*size, dtype=dtype) for size in (
+        (total + rows, 6 * dim), (total, 1), (rows, dim), (rows + 1, dim), (total, dim)))
+    z, x, pi = (part.clone().requires_grad_() for part in (boxes[slot], token, share[slot]))
+    mixed = F.glu(z).view(rows, 3, dim).sum(1)
+    normed = norm(mixed)
+    after = torch.lerp(x, normed, pi)
+    loss = (after * carry[:rows]).sum() + (normed * grads[slot]).sum()
+    at_z, at_normed = torch.autograd.grad(loss, (z, normed))
+    boxes[:, 3 * dim:].sigmoid_()
+    made, old = [torch.full(size, 7.0, dtype=dtype) for size in ((total, dim), (total, dim), (2, total, 1))], (boxes.clone(), grads.clone())
+    scale, shift = (weight.detach().numpy() for weight in norm.parameters())
+    given_ = boxes.numpy(), share.numpy()
+    finish_slot(*given_, token.numpy(), (scale, shift, norm.eps), *(one.numpy() for one in made), start, rows)
+    close = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-8, "atol": 1e-8}
+    assert_close(made[0][slot], mixed.detach(), **close)
+    assert_close(made[1][slot], normed.detach(), **close)
+    assert_close(boxes[total:, :dim], after.detach(), **close)
+    assert all((one[:start] == 7).all() for one in made[:2]) and (made[2][:, :start] == 7).all()
+    assert torch.equal(boxes[:total], old[0][:total]) and torch.equal(boxes[total:, dim:], old[0][total:, dim:])
+    at_boxes = torch.full((total, 6 * dim), 7.0, dtype=dtype)
+    slot_gradients(*given_, scale, made[0].numpy(), *made[2].numpy(), carry.numpy(), grads.numpy(), at_boxes.numpy(), start, rows)
+    assert_close(at_boxes[slot], at_z, **close)
+    assert_close(grads[slot], at_normed, **close)
+    assert (at_boxes[:start] == 7).all() and torch.equal(grads[:start], old[1][:start])
 
 
 def test_loops_against_autograd():

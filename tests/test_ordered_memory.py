@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, steps_from_tree, tree_from_steps
+from rvnnbook.encoders import ordered_memory
 from rvnnbook.encoders.ordered_memory import (
     OrderedMemory,
     compose_slots,
@@ -15,6 +16,7 @@ from rvnnbook.encoders.ordered_memory import (
     _slot_trees,
     _steps_from_heights,
 )
+from rvnnbook.layers import compiled_cell
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.chunks import STARTS, fold_prefixes
 from rvnnbook.layers.given_trees import compose_by_height
@@ -165,10 +167,22 @@ def test_gradcheck():
 
 # ---- literal and fast
 
+@pytest.fixture(params=["loops", "operations"])
+def form(request, monkeypatch):
+    "What follows the products of a slot: compiled loops, or operations; gradients of few compositions at a time."
+    loops = compiled_cell.numba is not None and request.param == "loops"
+    monkeypatch.setattr(compiled_cell, "numba", compiled_cell.numba if loops else None)
+    monkeypatch.setattr(ordered_memory, "BLOCK", 7)
+    made, real = [], compiled_cell.finish_slot
+    monkeypatch.setattr(compiled_cell, "finish_slot", lambda *given: made.append(1) or real(*given))
+    yield request.param
+    assert bool(made) == loops
+
+
 @pytest.mark.parametrize("slots, least", [(1, 1e-5), (2, 1e-5), (4, 0.0), (4, 1e-5), (4, 0.05), (12, 1e-5)])
 @pytest.mark.parametrize("sharp", [1.0, 200.0])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_fast_is_literal(slots, least, sharp, activation):
+def test_fast_is_literal(form, slots, least, sharp, activation):
     memory = make(slots=slots, least=least, sharp=sharp, activation=activation)
     x = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
     fast, literal = tuple(read(memory, x)), ordered_memory_literal(memory, x)
@@ -214,8 +228,9 @@ def test_a_window_that_shrinks_and_grows():
 
 def test_cells_that_are_called(monkeypatch):
     "One sentence of ten tokens in many slots: no cell above the highest slot that is reached."
-    memory, calls, real = make(slots=21), [], F.glu
-    monkeypatch.setattr(F, "glu", lambda *args: calls.append(len(args[0])) or real(*args))
+    memory, calls = make(slots=21), []
+    real = memory.cell.activation
+    monkeypatch.setattr(memory.cell, "activation", lambda rows: calls.append(len(rows)) or real(rows))
     x = torch.randn(1, 10, 4).double()
     shares = read_memory(memory, x, torch.tensor([10]))[1]
     assert len(calls) == int((shares.cumsum(-1) > 0).sum()) <= 45
@@ -239,7 +254,7 @@ def test_climbing_alone():
 
 
 @pytest.mark.parametrize("slots, least, sharp", [(1, 1e-5, 1.0), (4, 0.0, 1.0), (4, 1e-5, 200.0), (12, 1e-5, 50.0), (6, 1e-5, 3000.0)])
-def test_ragged_batches_equal_the_literal_form(slots, least, sharp):
+def test_ragged_batches_equal_the_literal_form(form, slots, least, sharp):
     memory = make(slots=slots, least=least, sharp=sharp)
     x, mask = rows([3, 12, 1, 9, 12])
     x.requires_grad_()
@@ -252,7 +267,7 @@ def test_ragged_batches_equal_the_literal_form(slots, least, sharp):
         assert (ours - theirs).abs().max() <= 1e-9 * theirs.abs().max().clamp(min=1)
 
 
-def test_dropout_is_the_same_in_both_directions():
+def test_dropout_is_the_same_in_both_directions(form):
     "With a fixed seed the memory is a function whose derivative is known by differences."
     memory, tokens = make(slots=3, dropout=0.5, activation="gelu").train(), torch.randn(3, 5, 4).double().requires_grad_()
 
