@@ -8,6 +8,7 @@ __all__ = ['COMPILE_MIN_LENGTH', 'top_places', 'Beams', 'select_pairs', 'write_n
 # %% ../../nbs/implementations/compiled_beam.ipynb #24a9edb8
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from typing import NamedTuple
 
@@ -111,24 +112,22 @@ def select_pairs(
     return picks, below
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #77076fd7
-@compiled
+@partial(compiled, fastmath={"reassoc"})                       # sums over a node, several at once
 def _gate_and_norm(parts: np.ndarray, below: np.ndarray, gain: np.ndarray, shift: np.ndarray,
                    eps: float) -> np.ndarray:
-    """The cell from its gates to its norm (crvnn Eq. 14-15).
+    """The cell from its gated sum to its norm (crvnn Eq. 14-15).
 
-    `parts`: z, what the cell's second product gives, (R, 4 D); `below`: children, left and right,
+    `parts`: the three gates and the content, (R, 4 D); `below`: children, left and right,
     (R, 2 D); `gain`: of the norm, (D,); `shift`: of the norm, (D,); `eps`: of the norm. Returns:
     nodes, (R, D).
     """
     dim = len(gain)
     nodes = np.empty((len(parts), dim), parts.dtype)
-    for node, z, children in zip(nodes, parts, below):
-        total, squares = 0.0, 0.0
+    for row in range(len(parts)):
+        node, z, children, total, squares = nodes[row], parts[row], below[row], 0.0, 0.0
         for d in range(dim):
-            keep_left, keep_right = 1 / (1 + math.exp(-z[d])), 1 / (1 + math.exp(-z[dim + d]))
-            write = 1 / (1 + math.exp(-z[2 * dim + d]))
-            node[d] = (keep_left * children[d] + keep_right * children[dim + d]
-                       + write * z[3 * dim + d])
+            node[d] = (z[d] * children[d] + z[dim + d] * children[dim + d]
+                       + z[2 * dim + d] * z[3 * dim + d])
             total += node[d]
         for d in range(dim):
             squares += (node[d] - total / dim) ** 2
@@ -210,6 +209,7 @@ def compiled_search(
         hidden = cell.activation(cell.w1(torch.from_numpy(below)))
         keep = note_kept(arena, new_nodes)
         parts = cell.w2(hidden if keep is None else hidden * keep)
+        parts[:, :3 * dim].sigmoid_()
         composed = _gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
         halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *arena.first)
         write_nodes(composed, halves.numpy(), last[0], bias, here, picks, around[step], nodes, new)
