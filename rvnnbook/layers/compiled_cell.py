@@ -153,18 +153,18 @@ def compiled_mix(
     return mixed.view(*below.shape[:-1], cell.dim)
 
 # %% ../../nbs/implementations/compiled_cell.ipynb #cce11a32
-@partial(compiled, fastmath={"reassoc"})                       # sums over a row, several at once
+@partial(compiled, fastmath={"reassoc"})                       # sums over a row may be reordered
 def finish_slot(
-    boxes: np.ndarray,     # running vector, slot, content, three gates, (P + B, 6 D); written
+    boxes: np.ndarray,     # [l; r; h; a_l; a_r; a_h], (P + B, 6 D); l of the next slot is written
     share: np.ndarray,     # pi, probability that a composition is used, (P, 1)
     token: np.ndarray,     # x, (B, D)
     norm: tuple,           # scale and shift of the norm, (D,) each, and its epsilon
     mixed: np.ndarray,     # m, (P, D); written
     normed: np.ndarray,    # LN(m), (P, D); written
-    moments: np.ndarray,   # mean of m and reciprocal of its deviation, (2, P, 1); written
+    moments: np.ndarray,   # mu and rho, mean and 1 / deviation of m, (2, P, 1); written
     start: int, count: int,    # the slot's first row, and how many it has
 ) -> None:
-    "Gated sum, norm, and mixture with the token: the running vector of the next rows."
+    "Gated sum, norm, and mixture with the token, which is a child in the next slot."
     (scale, shift, eps), dim = norm, mixed.shape[1]
     for row in range(start, start + count):
         total, square, box = 0., 0., boxes[row]
@@ -187,14 +187,14 @@ def finish_slot(
 @partial(compiled, fastmath={"reassoc"})
 def slot_gradients(
     boxes: np.ndarray, share: np.ndarray, scale: np.ndarray,   # as in finish_slot
-    mixed: np.ndarray, means: np.ndarray, rates: np.ndarray,   # as in finish_slot, the moments
-    carry: np.ndarray,     # gradient at the next running vectors, (B, D)
-    grads: np.ndarray,     # gradient at LN(m) by all else, (P, D); becomes the whole gradient
-    at_boxes: np.ndarray,  # gradient at boxes, (P, 6 D); written
+    mixed: np.ndarray, means: np.ndarray, rates: np.ndarray,   # m, mu and rho
+    carry: np.ndarray,     # u, gradient at o, (B, D)
+    grads: np.ndarray,     # gradient at LN(m) from all other uses, (P, D); pi u is added
+    at_boxes: np.ndarray,  # gradient at l, r, h in m, and at z_l, z_r, z_h, (P, 6 D); written
     start: int, count: int,    # the slot's first row, and how many it has
 ) -> None:
-    "Gradients of finish_slot, through the logistic function of the gates."
-    dim, delta = len(scale), np.empty_like(scale)              # delta: gradient at m
+    "Gradients of finish_slot that the slot above needs, through the logistic function."
+    dim, delta = len(scale), np.empty_like(scale)              # first e, then g
     for row in range(start, start + count):
         part, mean, rate = share[row, 0], means[row, 0], rates[row, 0]
         own, m, later = grads[row], mixed[row], carry[row - start]
@@ -205,10 +205,10 @@ def slot_gradients(
         for d in range(dim):
             total += delta[d]
             along += delta[d] * (m[d] - mean)
-        total, along = total / dim, along * rate * rate / dim
+        level, slope = total / dim, along * rate * rate / dim
         for d in range(dim):
-            delta[d] = rate * (delta[d] - total - along * (m[d] - mean))
-        for side in range(3):                                  # running vector, slot, content
+            delta[d] = rate * (delta[d] - level - slope * (m[d] - mean))
+        for side in range(3):                                  # l, r, h
             at, to = slice(side * dim, side * dim + dim), slice((side + 3) * dim, (side + 4) * dim)
             value, gate, at_value, at_gate = (
                 boxes[row, at], boxes[row, to], at_boxes[row, at], at_boxes[row, to])
