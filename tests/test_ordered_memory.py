@@ -172,7 +172,7 @@ def form(request, monkeypatch):
     "What follows the products of a slot: compiled loops, or operations; gradients of few compositions at a time."
     loops = compiled_cell.numba is not None and request.param == "loops"
     monkeypatch.setattr(compiled_cell, "numba", compiled_cell.numba if loops else None)
-    monkeypatch.setattr(ordered_memory, "BLOCK", 7)
+    monkeypatch.setattr(ordered_memory, "GROUP", 7)
     made, real = [], compiled_cell.finish_slot
     monkeypatch.setattr(compiled_cell, "finish_slot", lambda *given: made.append(1) or real(*given))
     yield request.param
