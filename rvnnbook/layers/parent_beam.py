@@ -198,40 +198,32 @@ def parent_search(
     return torch.where(scores[..., None] > -torch.inf, roots, 0), scores, found.history
 
 # %% ../../nbs/implementations/parent_beam.ipynb #3e24871a
-def _complete_rows(encoder, rows: Tensor, logits: Tensor, origins: Tensor, picks: Tensor,
-                   mixed: Tensor) -> tuple[Tensor, Tensor]:
-    """Compose and score all pairs of the mixture, and two of each other slot (rir section 2).
+def _complete_rows(cell, rows: Tensor, origins: Tensor, picks: Tensor, mixed: Tensor) -> Tensor:
+    """Compose all pairs of the mixture, and two of each other slot (rir section 2).
 
-    `encoder`: a BeamTree; `rows`: nodes and their parents with the next node, (B, K, M, 2 D);
-    `logits`: scores of the parents, (B, K, M - 1); `origins`: the hypothesis that each slot but the
-    mixture continues, (B, S); `picks`: the pair that it composes, (B, S); `mixed`: the mixture's
-    nodes, (B, 1, M - 1, D). Returns: after the step, rows (B, S + 1, M - 1, 2 D) and scores of
-    their parents (B, S + 1, M - 2).
+    `cell`: f, called as cell(left, right) on (R, D); `rows`: nodes and their parents with the next
+    node, (B, K, M, 2 D); `origins`: the hypothesis that each slot but the mixture continues,
+    (B, S); `picks`: the pair that it composes, (B, S); `mixed`: the mixture's nodes,
+    (B, 1, M - 1, D). Returns: rows after the step, (B, S + 1, M - 1, 2 D).
     """
     (batch, beam, count, _), slots, dim = rows.shape, picks.shape[1], mixed.shape[-1]
     place, three = (torch.arange(*ends, device=rows.device) for ends in ((count - 1,), (-1, 2)))
-    row, slot = (torch.arange(batch * width, device=rows.device).view(batch, width, 1)
-                 for width in (1, slots))
-    picks, before = picks[..., None], row * beam + origins[..., None]
-    old = place + (place > picks)                              # what stands there in the old row
-    vectors, parents = rows.reshape(-1, dim), 2 * (before * count + old) + 1
+    row, slot = (torch.arange(size, device=rows.device)[:, None] for size in (
+        batch, batch * slots))
+    vectors, picks = rows.reshape(-1, dim), picks[..., None]   # node, parent, node, parent, ...
+    parents = 2 * ((row * beam + origins)[..., None] * count + place + (place > picks)) + 1
     nodes = parents - (place != picks).long()                  # the chosen parent becomes a node
     near = F.embedding(nodes.gather(2, (picks + three).clamp(0, count - 2)), vectors)
     left, right = (torch.cat([beside.reshape(-1, dim), soft.reshape(-1, dim)]) for beside, soft in (
         (near[:, :, :2], mixed[:, :, :-1]), (near[:, :, 1:], mixed[:, :, 1:])))
-    made = encoder.grc(left, right).to(rows.dtype)
-    number = 2 * slot + place - picks + 1                      # of a new parent in `made`
-    is_new, of_mixture = (place == picks) | (place == picks - 1), (
-        2 * batch * slots + row * (count - 2) + place)
-    first, scored = len(vectors) + batch * (count - 1), logits.numel()
-    index = torch.cat([torch.stack([nodes, torch.where(is_new, first + number, parents)], -1),
-                       torch.stack([len(vectors) + row * (count - 1) + place, (
-                           first + of_mixture).clamp(max=first + len(made) - 1)], -1)], 1)
-    known = torch.cat([torch.where(is_new, scored + number, before * (count - 1) + old),
-                       scored + of_mixture], 1)[..., :-1]
-    logits = torch.cat([logits.flatten(), encoder.scorer[0](made).flatten()])[known]
-    vectors = torch.cat([vectors, mixed.reshape(-1, dim), made])
-    return F.embedding(index, vectors).flatten(-2), logits
+    softly = len(vectors) + row * (count - 1) + place          # where the mixture's nodes stand
+    vectors = torch.cat([vectors, mixed.reshape(-1, dim), cell(left, right).to(rows.dtype)])
+    made = len(vectors) - len(left) + 2 * slot.view(batch, slots, 1) + place - picks + 1
+    parents = torch.where((place == picks) | (place == picks - 1), made, parents)
+    above = len(vectors) - batch * (count - 2) + row * (count - 2) + place
+    index = torch.cat([torch.stack([nodes, parents], -1), torch.stack(
+        [softly, above.clamp(max=len(vectors) - 1)], -1)[:, None]], 1)
+    return F.embedding(index, vectors).flatten(-2)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #ccc0eae1
 def soft_search(
@@ -242,8 +234,7 @@ def soft_search(
 ) -> tuple[Tensor, Tensor, list]:    # roots (B, K, D), scores (B, K), and every step
     "OneSoft with two new parents a step in all slots but one (rir section 2)."
     def step(rows, scores, pairs):
-        logits = known.pop()[:len(rows)] if known else encoder.scorer[0](
-            rows[:, :, :-1, encoder.dim:]).squeeze(-1)
+        logits = F.linear(rows, weight, scorer.bias).squeeze(-1)[:, :, :-1]
         noise = gumbel_noise(logits, generator) if encoder.noise and encoder.training else None
         candidates, picks = propose_pairs(scores, logits, pairs, encoder.beam, noise)
         choice, scores = prune_beam(candidates, encoder.beam, one_soft)
@@ -253,11 +244,10 @@ def soft_search(
         merged = mixture @ F.one_hot(picks, pairs.shape[-1]).flatten(1, 2).to(choice.dtype)
         nodes, made = torch.einsum("bsk,bkmd->bsmd", share, rows).chunk(2, -1)
         mixed = merge_pairs(nodes, made[:, :, :-1], merged)
-        rows, logits = _complete_rows(
-            encoder, rows, logits, origins[:, :-1], chosen_picks[:, :-1], mixed)
-        known.append(logits)
+        rows = _complete_rows(encoder.grc, rows, origins[:, :-1], chosen_picks[:, :-1], mixed)
         return rows, scores, chosen_picks, origins
-    known: list[Tensor] = []                                   # scores of the parents in the rows
+    scorer = encoder.scorer[0]
+    weight = F.pad(scorer.weight, (encoder.dim, 0))            # 0 for nodes, w for parents
     parents = encoder.grc(leaves[:, :-1], leaves[:, 1:])
     rows = torch.cat([leaves, F.pad(parents, (0, 0, 0, 1))], -1)
     roots, scores, history = search_states(rows, mask.sum(1), encoder.beam, step)
