@@ -80,13 +80,14 @@ def test_slots_against_autograd(start, rows, dim, dtype, seed):
     "Sum, norm and mixture of one slot, with rows before and behind it that stay as they are."
     torch.manual_seed(seed)
     norm, total, slot = nn.LayerNorm(dim).to(dtype), start + rows, slice(start, start + rows)
-    nn.init.normal_(norm.weight)
+    for weight in norm.parameters():
+        nn.init.normal_(weight)
     boxes, share, token, carry, grads = (torch.randn(*size, dtype=dtype) for size in (
         (total + rows, 6 * dim), (total, 1), (rows, dim), (rows + 1, dim), (total, dim)))
-    z, x, pi = (part.clone().requires_grad_() for part in (boxes[slot], token, share[slot]))
+    z = boxes[slot].clone().requires_grad_()
     mixed = F.glu(z).view(rows, 3, dim).sum(1)
     normed = norm(mixed)
-    after = torch.lerp(x, normed, pi)
+    after = torch.lerp(token, normed, share[slot])
     loss = (after * carry[:rows]).sum() + (normed * grads[slot]).sum()
     at_z, at_normed = torch.autograd.grad(loss, (z, normed))
     boxes[:, 3 * dim:].sigmoid_()

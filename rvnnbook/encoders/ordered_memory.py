@@ -277,7 +277,7 @@ def _choose_slots(memory: OrderedMemory, query: Tensor, candidates: Tensor, reac
                          .flatten(0, 1), memory.beta.weight[0], alpha=dim ** -.5)
     shares = logits.view(reach.shape).softmax(0)
     sums, (size, count) = matrices[len(reach)] @ shares, reach.shape
-    free = int((sums[:size] == 0).all(1).sum()) if query.is_cpu else 0    # no wait off the CPU
+    free = int((sums[:size] == 0).all(1).sum()) if query.is_cpu else 0    # elsewhere a wait
     keys, *moments = (part[free * count:] for part in (keys, *moments))
     return Choice(shares[free:], matrices[size - free], sums.view(2, size, count)[:, free:],
                   reach[free:], candidates[free:], keys, moments, match[free:]), sums[free:size + 1]
