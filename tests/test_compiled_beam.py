@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rvnnbook.core import batch_gap, pad_batch, padding_gap
-from rvnnbook.layers.compiled_beam import (COMPILE_MIN_LENGTH, top_places, _choose_pairs, choose_search, compiled_search, _gate_and_norm,
+from rvnnbook.layers.compiled_beam import (COMPILE_MIN_LENGTH, top_places, _choose_pairs, choose_search, compiled_search,
                                              Beams, _score_pair, select_pairs)
 from rvnnbook.layers import tree_search
+from rvnnbook.layers.compiled_cell import gated_sums
 from rvnnbook.encoders.efficient_beam import EfficientBeam, PairScorer
 from rvnnbook.layers.cells import GRC
 from rvnnbook.layers.tree_search import arena_search, choose_proposals, survivors
@@ -108,9 +109,10 @@ def test_cell_and_scorer_are_those_of_the_encoder(dim, rows, seed):
         cell.norm.weight.normal_(), cell.norm.bias.normal_()
         parts = cell.w2(cell.activation(cell.w1(below)))
         parts[:, :3 * dim].sigmoid_()
-        found = _gate_and_norm(parts.numpy(), below.numpy(), cell.norm.weight.numpy(), cell.norm.bias.numpy(), cell.norm.eps)
+        mixed = torch.empty(rows, dim).double()
+        gated_sums(parts.numpy(), below.numpy(), mixed.numpy())
         left, right = below.chunk(2, 1)
-        assert_close(torch.from_numpy(found), cell(left, right), rtol=1e-9, atol=1e-11)
+        assert_close(cell.norm(mixed), cell(left, right), rtol=1e-9, atol=1e-11)
         as_right, as_left = torch.nn.functional.linear(below.view(-1, dim), *scorer.split()).chunk(2, 1)
         score = _score_pair(as_left[0].numpy(), as_right[1].numpy(), scorer[1].weight[0].numpy()) + float(scorer[1].bias)
         assert score == pytest.approx(float(scorer(left[0], right[0])), rel=1e-10, abs=1e-12)

@@ -8,7 +8,6 @@ __all__ = ['COMPILE_MIN_LENGTH', 'top_places', 'Beams', 'select_pairs', 'write_n
 # %% ../../nbs/implementations/compiled_beam.ipynb #24a9edb8
 import math
 from collections.abc import Callable
-from functools import partial
 from itertools import cycle
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .compiled_cell import gated_sums
 from .compiled_neighbors import compiled, numba
 from .tree_search import (
     active_counts, arena_search, begin_search, blank_steps, noise_ahead, note_kept, Search)
@@ -111,31 +111,6 @@ def select_pairs(
             below[b * beam + k, dim:] = arena[row[pick + 2], :dim]
     return picks, below
 
-# %% ../../nbs/implementations/compiled_beam.ipynb #77076fd7
-@partial(compiled, fastmath={"reassoc"})                       # sums over a node, several at once
-def _gate_and_norm(parts: np.ndarray, below: np.ndarray, gain: np.ndarray, shift: np.ndarray,
-                   eps: float) -> np.ndarray:
-    """The cell from its gated sum to its norm (crvnn Eq. 14-15).
-
-    `parts`: the three gates and the content, (R, 4 D); `below`: children, left and right,
-    (R, 2 D); `gain`: of the norm, (D,); `shift`: of the norm, (D,); `eps`: of the norm. Returns:
-    nodes, (R, D).
-    """
-    dim = len(gain)
-    nodes = np.empty((len(parts), dim), parts.dtype)
-    for row in range(len(parts)):
-        node, z, children, total, squares = nodes[row], parts[row], below[row], 0.0, 0.0
-        for d in range(dim):
-            node[d] = (z[d] * children[d] + z[dim + d] * children[dim + d]
-                       + z[2 * dim + d] * z[3 * dim + d])
-            total += node[d]
-        for d in range(dim):
-            squares += (node[d] - total / dim) ** 2
-        scale = 1 / math.sqrt(squares / dim + eps)
-        for d in range(dim):
-            node[d] = (node[d] - total / dim) * scale * gain[d] + shift[d]
-    return nodes
-
 # %% ../../nbs/implementations/compiled_beam.ipynb #96e9f384
 @compiled
 def _score_pair(sums: np.ndarray, others: np.ndarray, weight: np.ndarray) -> float:
@@ -194,9 +169,7 @@ def compiled_search(
     new, roots = Beams(*map(np.copy, old)), old.rows[..., 1].copy()
     around, made, parents, norms, scores, nodes = (box.numpy() for box in (*boxes, final,
                                                                            arena.nodes))
-    gain, shift, last = (p.detach().numpy() for p in (cell.norm.weight, cell.norm.bias,
-                                                      arena.last[0]))
-    bias, sizes = float(arena.last[1]), lengths.numpy()
+    last, bias, sizes = arena.last[0].detach().numpy(), float(arena.last[1]), lengths.numpy()
     quiet = leaves.new_empty(batch, beam, 0)
     draws = (noise_ahead(counts, beam, leaves, generator)
              if encoder.training and encoder.noise else cycle([quiet, quiet[:, 0]]))
@@ -210,9 +183,12 @@ def compiled_search(
         keep = note_kept(arena, new_nodes)
         parts = cell.w2(hidden if keep is None else hidden * keep)
         parts[:, :3 * dim].sigmoid_()
-        composed = _gate_and_norm(parts.numpy(), below, gain, shift, cell.norm.eps)
-        halves = F.linear(torch.from_numpy(composed)[:, :scorer.width], *arena.first)
-        write_nodes(composed, halves.numpy(), last[0], bias, here, picks, around[step], nodes, new)
+        mixed = parts.new_empty(len(parts), dim)
+        gated_sums(parts.numpy(), below, mixed.numpy())
+        composed = cell.norm(mixed)
+        halves = F.linear(composed[:, :scorer.width], *arena.first)
+        write_nodes(composed.numpy(), halves.numpy(), last[0], bias, here, picks, around[step],
+                    nodes, new)
         roots[:going], old, new = here, new, old
     return Search(*boxes, torch.from_numpy(roots), final, lengths, arena)
 
