@@ -89,10 +89,11 @@ def test_a_gap_is_closed(size, data):
     new_row, new_logits = np.full(len(row), -5), np.full(len(logits), np.nan)
     first = np.where(np.arange(size - 1) == pick, 99.0, 0.0)                    # noise that decides
     old, new = Beams(np.array([[row]]), np.array([[logits]])), Beams(new_row[None, None], new_logits[None, None])
-    around, place = np.zeros((1, 1, 4), int), np.array([[99]])
-    picks, _ = select_pairs(np.array([size]), old, new, np.zeros((1, 1)), first[None, None], np.zeros((1, 1)), np.zeros((100, 3)), place,
-                            np.zeros((1, 1), int), np.zeros((1, 1)), around, 1)
-    assert picks.tolist() == [[pick]] and around[0, 0].tolist() == row[pick:pick + 4]
+    around, made = np.zeros((1, 1, 4), int), np.zeros((1, 1), int)
+    arena = np.zeros((100, 3)), np.full(100, -1), np.zeros(0, int)
+    picks, _ = select_pairs(np.array([size]), old, new, np.zeros((1, 1)), first[None, None], np.zeros((1, 1)), arena, 99,
+                            made, np.zeros((1, 1), int), np.zeros((1, 1)), around, 1)
+    assert picks.tolist() == [[pick]] and around[0, 0].tolist() == row[pick:pick + 4] and made.tolist() == [[99]]
     assert new_row[:size + 1].tolist() == [*row[:pick + 1], 99, *row[pick + 3:size + 2]]
     expected = [*logits[:pick], np.nan, np.nan, *logits[pick + 3:size + 1]]
     np.testing.assert_array_equal(new_logits[:size], expected)
@@ -147,10 +148,15 @@ def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activatio
     alive = one.scores > -torch.inf
     assert alive.equal(other.scores > -torch.inf)
     assert_close(other.scores[alive], one.scores[alive], rtol=1e-11, atol=1e-11)
-    assert other.roots[alive].equal(one.roots[alive])
     lines = [survivors([log])[0] for log in (other, one)]
-    for mine, theirs in zip(*lines, strict=True):
-        assert mine[alive].equal(theirs[alive])
+    if other.arena.shared:                                     # places are others, nodes are not
+        for mine, theirs in zip(*(line[:2] for line in lines), strict=True):
+            assert (mine[alive] > 0).equal(theirs[alive] > 0)
+            assert_close(other.arena.nodes[mine[alive]], one.arena.nodes[theirs[alive]], rtol=1e-9, atol=1e-9)
+    else:
+        assert other.roots[alive].equal(one.roots[alive])
+        assert all(mine[alive].equal(theirs[alive]) for mine, theirs in zip(*(line[:2] for line in lines), strict=True))
+    assert all(mine[alive].equal(theirs[alive]) for mine, theirs in zip(*(line[2:] for line in lines), strict=True))
     norms = [log.norms.movedim(0, 2).gather(1, own.slots)[lines[1].made > 0] for log, own in zip((other, one), lines)]
     assert_close(*norms, rtol=1e-11, atol=1e-11)
     assert_close(other.arena.nodes[other.roots[alive]], one.arena.nodes[one.roots[alive]], rtol=1e-9, atol=1e-9)
@@ -158,6 +164,24 @@ def test_the_same_search(lengths, beam, seed, train, dropout, sharper, activatio
         assert other.arena.kept is None
     else:
         assert other.arena.kept.equal(one.arena.kept)
+
+
+@few
+@given(sizes, st.integers(1, 7), seeds, st.booleans())
+def test_equal_pairs_are_composed_once(lengths, beam, seed, train):
+    encoder, lengths = make(seed, beam, train=train), torch.tensor(sorted(lengths, reverse=True))
+    leaves = torch.randn(len(lengths), int(lengths[0]), DIM, dtype=torch.float64)
+    log = compiled_search(encoder, leaves, lengths, torch.Generator().manual_seed(seed))
+    made, children = log.made[log.made > 0], log.around[log.made > 0][:, 1:3]
+    pairs = {(place, *pair) for place, pair in zip(made.tolist(), map(tuple, children.tolist()))}
+    assert len(pairs) == log.arena.used - 1 - int(lengths.sum())       # each new place is of one pair
+    known = [pair for _, *pair in sorted(pairs)]
+    spare = len(known) - len(set(map(tuple, known)))                   # two pairs may have one entry of the table
+    assert spare <= len(known) // 8
+    for place, left, right in pairs:
+        assert_close(log.arena.states[place], encoder.eval().grc(*log.arena.states[[left, right]]), rtol=1e-9, atol=1e-9)
+    dropped = compiled_search(make(seed, beam, train=True, dropout=.3), leaves, lengths, torch.Generator().manual_seed(seed))
+    assert not dropped.arena.shared and dropped.arena.used == 1 + int(lengths.sum()) + beam * int((lengths - 1).sum())
 
 
 def test_ties_are_told_from_choices():

@@ -35,17 +35,19 @@ def make(seed=0, beam=3, arity=3, how="beam", rule="always", sharper=1.0, train=
 # ---- two forms
 
 @few
-@given(lengths, st.integers(1, 7), st.integers(2, 6), hows, rules, seeds, st.booleans(), st.sampled_from([0.0, 0.3]), st.sampled_from([1.0, 30.0, 3000.0]))
-@example([14, 1, 2, 9], 5, 3, "beam", "always", 0, True, 0.0, 30.0)
-@example([14, 1, 2, 9], 7, 2, "random", "late", 1, True, 0.3, 1.0)
-def test_all_levels_are_the_literal_form(sizes, beam, arity, how, rule, seed, train, dropout, sharper):
-    encoder, (x, mask) = make(seed, beam, arity, how, rule, sharper, train, dropout=dropout), batch_of(sizes, seed)
+@given(lengths, st.integers(1, 7), st.integers(2, 6), hows, rules, seeds, st.booleans(), st.sampled_from([0.0, 0.3]), st.sampled_from([1.0, 30.0, 3000.0]),
+       st.booleans())
+@example([14, 1, 2, 9], 5, 3, "beam", "always", 0, True, 0.0, 30.0, True)
+@example([14, 1, 2, 9], 7, 2, "random", "late", 1, True, 0.3, 1.0, True)
+def test_all_levels_are_the_literal_form(sizes, beam, arity, how, rule, seed, train, dropout, sharper, compiled):
+    encoder, (x, mask) = make(seed, beam, arity, how, rule, sharper, train, dropout=dropout, compiled=compiled), batch_of(sizes, seed)
     literal, arena = (answers(encoder, x, mask, form, seed) for form in (literal_nested, nested_search))
     assert_same(arena, literal)
 
 
-def test_three_levels_in_single_precision():
-    encoder, (x, mask) = make(3, 5, 3, train=True).float(), batch_of([23, 7, 28], 3)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_three_levels_in_single_precision(compiled):
+    encoder, (x, mask) = make(3, 5, 3, train=True, compiled=compiled).float(), batch_of([23, 7, 28], 3)
     literal, arena = (answers(encoder, x.float(), mask, form) for form in (literal_nested, nested_search))
     assert_same(arena, literal, 1e-4)
 
@@ -142,9 +144,9 @@ def test_one_hypothesis_is_greedy_in_every_chunk(how):
 # ---- batches
 
 @few
-@given(lengths, st.integers(1, 5), st.integers(2, 5), rules, seeds)
-def test_company_and_padding_do_not_matter(sizes, beam, arity, rule, seed):
-    encoder, (x, mask) = make(seed, beam, arity, "string", rule), batch_of(sizes, seed)
+@given(lengths, st.integers(1, 5), st.integers(2, 5), rules, seeds, st.booleans())
+def test_company_and_padding_do_not_matter(sizes, beam, arity, rule, seed, compiled):
+    encoder, (x, mask) = make(seed, beam, arity, "string", rule, compiled=compiled), batch_of(sizes, seed)
     assert batch_gap(encoder, x, mask) <= 1e-9
     assert padding_gap(encoder, x, mask) <= 1e-9
 

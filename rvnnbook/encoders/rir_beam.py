@@ -109,8 +109,9 @@ class RIRBeam(EfficientBeam):
         score_dim: int = 64,           # d, channels that the scorer reads; all if D is less
         hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
+        compiled: bool | None = None,  # search compiled; None: where it can be
     ):
-        super().__init__(dim, beam, score_dim, hidden, dropout=dropout)
+        super().__init__(dim, beam, score_dim, hidden, dropout=dropout, compiled=compiled)
         check_choice("align", align, ALIGNMENTS)
         check_choice("inference", inference, ("flat", "nested"))
         chunk_size(1, arity, rule)                             # raises ValueError if invalid
@@ -131,19 +132,18 @@ def _shared_arena(encoder, leaves: Tensor, merges: int) -> PairArena:
     `encoder`: a RIRBeam; `leaves`: leaf states, (L, D); `merges`: compositions that every one of
     the K hypotheses needs at most.
     """
-    dropped, cpu = encoder.training and encoder.grc.dropout.p > 0, leaves.device.type == "cpu"
-    return PairArena(encoder, leaves, encoder.beam * merges,
-                     shared=cpu and not dropped)               # elsewhere, a look-up would wait
+    return PairArena(encoder, leaves, encoder.beam * merges, shared=True)
 
 # %% ../../nbs/implementations/rir_beam.ipynb #894aaeeb
 def _search_chunks(encoder, arena: PairArena, results: Tensor, below: Tensor, scores: Tensor,
-                   sizes: Tensor, generator: torch.Generator | None = None) -> Search:
+                   sizes: Tensor, generator: torch.Generator | None = None,
+                   compiled: bool = False) -> Search:
     """Beam search in every chunk, in the arena (rir section 3.1).
 
     `encoder`: a RIRBeam; `arena`: nodes; it grows; `results`: places of the level below, (L K,);
     `below`: which of them each hypothesis consists of, (M, K, W); `scores`: s, of the hypotheses,
-    -inf for none, (M, K); `sizes`: nodes of each chunk, (M,); `generator`: of the noise. Returns:
-    the decisions of the level.
+    -inf for none, (M, K); `sizes`: nodes of each chunk, (M,); `generator`: of the noise;
+    `compiled`: with the loops of the compiled search. Returns: the decisions of the level.
     """
     longest, order = sizes.sort(descending=True, stable=True)
     scores = scores[order := order.to(below)]
@@ -152,8 +152,13 @@ def _search_chunks(encoder, arena: PairArena, results: Tensor, below: Tensor, sc
     there = (scores > -torch.inf).flatten() if rows.device.type == "cpu" else slice(None)
     logits = scores.new_zeros(len(rows), rows.shape[1] - 1)
     logits[there] = score_rows(arena, rows[there])             # a GPU would wait for a mask
-    found = search_rows(encoder, arena, rows, logits, scores, longest, generator)
-    return Search._make((*join_steps(*found, order, logits), sizes, arena, below))
+    problem = encoder, arena, rows, logits, scores, longest
+    if compiled:
+        from rvnnbook.layers.compiled_beam import compiled_rows        # loads numba
+        found = compiled_rows(*problem, order, generator)
+    else:
+        found = join_steps(*search_rows(*problem, generator), order, logits)
+    return Search._make((*found, sizes, arena, below))
 
 # %% ../../nbs/implementations/rir_beam.ipynb #09a58e81
 def nested_search(
@@ -164,12 +169,14 @@ def nested_search(
     trace: bool = False,   # return the final trees
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search all levels without gradients, then replay the survivors (rir section 3.1)."
-    levels = []
+    from rvnnbook.layers.compiled_beam import can_compile      # loads numba
+    levels, compiled = [], can_compile(encoder, leaves)
     with torch.no_grad():
         tokens = pack_tokens(leaves, lengths)
         arena = _shared_arena(encoder, tokens, int((lengths - 1).sum()))
         def search(*level):
-            levels.append(found := _search_chunks(encoder, arena, *level, generator=generator))
+            levels.append(found := _search_chunks(encoder, arena, *level, generator=generator,
+                                                  compiled=compiled))
             return found.roots, found.scores
         search_levels(encoder, arena.places[1:len(tokens) + 1], lengths, search, generator)
     return replay_levels(encoder, leaves, lengths, levels, trace)

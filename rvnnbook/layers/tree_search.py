@@ -19,6 +19,7 @@ from itertools import accumulate, chain, repeat, takewhile
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -206,11 +207,12 @@ def noise_ahead(
     beam: int,             # K, hypotheses
     like: Tensor,          # gives type and device
     generator: torch.Generator | None = None,    # of the noise
-    most: int = 0,         # numbers drawn at once, unless a step needs more
+    most: int | None = None,   # numbers drawn at once, unless a step needs more
 ) -> Iterator[Tensor]:     # noise of pairs, of proposals, of pairs, ...
     "The noise that `choose_proposals` adds in all steps of a search, of several steps at once."
     shapes = [shape for going, pairs in zip(counts, range(len(counts) - 1, 0, -1)) for shape in (
         (going, beam, pairs), (going, beam * min(beam, pairs)))]
+    most = (1 << (15 if like.device.type == "cpu" else 20)) if most is None else most
     while shapes:
         fit = takewhile(lambda total: total <= most, accumulate(map(prod, shapes)))
         count = max(1, len([*fit]))
@@ -335,9 +337,9 @@ def scale_kept(
 
 # %% ../../nbs/implementations/tree_search.ipynb #4efb0699
 def hash_pair(
-    left: Tensor,          # keys of left children, int64
-    right: Tensor,         # keys of right children, int64
-) -> Tensor:               # keys of the parents, int64
+    left: Any,             # keys of left children, int64, a tensor or an array
+    right: Any,            # keys of right children, likewise
+) -> Any:                  # keys of the parents, likewise
     "Hash of two keys that depends on their order."
     key = left * 0x2545F4914F6CDD1D + right * 0x5851F42D4C957F2D + 0x14057B7EF767814F
     key = (key ^ (key >> 29)) * 0x1D8E4E27C47D124F
@@ -453,13 +455,15 @@ class PairArena(Arena):
         encoder,               # an EfficientBeam
         leaves: Tensor,        # leaf states, (L, D)
         room: int,             # most pairs that are composed
-        shared: bool,          # compose equal pairs once
+        shared: bool,          # on the CPU and without dropout, compose equal pairs once
     ):
         (weight, bias), last = encoder.scorer.split(), encoder.scorer[1]
         weight = F.pad(weight.unflatten(0, (2, -1)), (0, 0, 0, 1)).flatten(0, 1)
         bias = F.pad(bias.view(2, -1), (0, 1)).flatten()       # a channel more in each half
         self.first = weight, bias
-        super().__init__(encoder.grc, leaves, room, self.first, shared)
+        dropped, cpu = encoder.training and encoder.grc.dropout.p > 0, leaves.device.type == "cpu"
+        super().__init__(encoder.grc, leaves, room, self.first,
+                         shared and cpu and not dropped)       # elsewhere, a look-up would wait
         self.notes[0].view(2, -1)[:, -1] = 8                   # times the weight: -inf
         kind = torch.promote_types(leaves.dtype, torch.float32)
         weight = F.pad(last.weight.to(kind), (0, 1), value=-torch.finfo(kind).max / 2)
@@ -480,10 +484,11 @@ def begin_search(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
     lengths: Tensor,       # tokens of every sentence on the CPU, (B,)
+    shared: bool = False,  # as in PairArena
 ) -> tuple:               # the arena; rows (B K, N+2); scores of their pairs (B K, N+1); s (B, K)
     "A PairArena for a search of whole sentences, and its hypotheses before the first step."
     inside, room = length_mask(lengths, leaves.shape[1]), encoder.beam * int((lengths - 1).sum())
-    arena = PairArena(encoder, pack_tokens(leaves, lengths), room, False)
+    arena = PairArena(encoder, pack_tokens(leaves, lengths), room, shared)
     places = inside.flatten().cumsum(0).view_as(inside) * inside
     rows = F.pad(places.to(leaves.device), (1, 1))
     beams = [box.repeat_interleave(encoder.beam, 0) for box in (rows, score_rows(arena, rows))]
@@ -566,8 +571,7 @@ def search_rows(
 ) -> tuple[list, list]:   # steps and final nodes, as `join_steps` takes them
     "Beam search over rows of places (rir section 2)."
     beam, counts, ended, noted = encoder.beam, active_counts(sizes), [], []
-    most = 0 if rows.device.type == "cpu" else 1 << 20         # elsewhere, few launches
-    noise = (noise_ahead(counts, beam, scores, generator, most)
+    noise = (noise_ahead(counts, beam, scores, generator)
              if encoder.training and encoder.noise else None)
     kind, scores = logits.dtype, scores.double()               # see join_steps
     rows = _pack_rows(rows, logits).view(len(scores), beam, -1).mT
@@ -658,15 +662,16 @@ def label_nodes(
     twins: bool = True,    # equal trees get equal keys
 ) -> tuple[Tensor, Tensor]:    # heights and keys of all places, (P,) int64 each
     "Height and key of every node of the lineages."
-    heights, keys = torch.zeros(total, dtype=torch.int64), leaf_keys(total)
+    boxes = torch.zeros(total, dtype=torch.int64), leaf_keys(total)
+    heights, keys = (box.numpy() for box in boxes)             # with less overhead a step
     for lines in levels:
-        made, children = (box.flatten(0, 1).transpose(0, 1) for box in (lines.made, lines.around))
-        for place, below in zip(made, children[..., 1:3]):
-            heights[place] = heights[below].amax(1) + 1
+        made, around = (box.flatten(0, 1).transpose(0, 1) for box in (lines.made, lines.around))
+        for place, left, right in zip(made.numpy(), *(around[..., at].numpy() for at in (1, 2))):
+            heights[place] = np.maximum(heights[left], heights[right]) + 1
             if twins:
-                keys[place] = hash_pair(*keys[below].unbind(1))
+                keys[place] = hash_pair(keys[left], keys[right])
     heights[0] = 0                                             # overwritten by missing merges
-    return heights, keys
+    return boxes
 
 # %% ../../nbs/implementations/tree_search.ipynb #b109e195
 def states_after(
