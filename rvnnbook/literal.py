@@ -8,8 +8,7 @@ __all__ = ['LITERAL', 'literal_attention', 'library_attention', 'same_noise', 'c
            'LiteralBeamTree', 'literal_chunks', 'literal_nested', 'literal_rir', 'literal_one_soft', 'literal_gumbel',
            'literal_memory', 'literal_balanced', 'LiteralEncoder', 'literal_encoder', 'windows', 'geometric_window',
            'tables_kept', 'AttentionLayer', 'attend_by_form', 'GatedMemory', 'scanned', 'self_iru_literal',
-           'TreeOfGates', 'iru_loop', 'iru_steps', 'matrix_products', 'crvnn_products', 'crvnn_rounds', 'replayed',
-           'beam_products']
+           'TreeOfGates', 'iru_loop', 'iru_steps', 'crvnn_rounds', 'replayed']
 
 # %% ../nbs/implementations/literal.ipynb #117e0004
 import math
@@ -108,7 +107,8 @@ def literal_crvnn(encoder: CRvNN, x: Tensor, mask: Tensor) -> tuple:   # root, l
     "The published equations as they stand (crvnn section 3.3, Algorithms 1-2)."
     states, exists, rounds = crvnn_literal(encoder, x, mask, epsilon=0.0)
     penalty = encoder.penalty * halt_penalty(exists, mask).mean()
-    return states[:, -1], penalty, rounds.tolist
+    last = torch.arange(len(states), device=states.device), mask.sum(1) - 1
+    return states[last], penalty, rounds.tolist
 
 # %% ../nbs/implementations/literal.ipynb #a84be03e
 def next_states(
@@ -439,39 +439,6 @@ def iru_steps(unit: IRU, x: Tensor) -> Tensor:     # (B, N, D) -> (B, N, D)
         states.append(h)
     return torch.cat(states, 1)
 
-# %% ../nbs/implementations/literal.ipynb #65c73c78
-def matrix_products(steps: Sequence[tuple[nn.Linear, int, int]]) -> Callable:  # layer, rows, ways
-    "Y = X W^T (1 way), or with the gradients of X and W (3); buffers are made beforehand."
-    most, todo, buffers = {}, [], {}
-    for layer, rows, _ in steps:
-        most[layer] = max(rows, most.get(layer, 0))
-    for layer, rows in most.items():
-        weight = layer.weight.detach()
-        x, dx, y, dy = (torch.randn(rows, width, device=weight.device)
-                        for width in weight.shape[::-1] for _ in range(2))
-        buffers[layer] = weight, torch.zeros_like(weight), x, dx, y, dy
-    for layer, rows, ways in steps:
-        weight, grad, *blocks = buffers[layer]
-        todo.append((weight, grad, *(block[:rows] for block in blocks), ways))
-    def work():
-        for weight, grad, x, dx, y, dy, ways in todo:
-            torch.mm(x, weight.T, out=y)
-            if ways > 1:
-                torch.mm(dy, weight, out=dx)
-                grad.addmm_(dy.T, x)
-    return work
-
-def crvnn_products(
-    encoder, lengths: Sequence[int], counts: Sequence[int],    # a CRvNN; n; T, rounds
-) -> Callable:                         # what computes them
-    "The products of cell and scorer, forward and backward, for the rounds of every sentence."
-    rows = [sum((n - 1) * (taken < most) for n, most in zip(lengths, counts))
-            for taken in range(max(counts))]
-    weight, _ = encoder.transition.fold(encoder.scorer[0])             # as in every round
-    first = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device)
-    layers = encoder.grc.w1, encoder.grc.w2, first, encoder.scorer[1]
-    return matrix_products([(layer, m, 3) for m in rows for layer in layers])
-
 # %% ../nbs/implementations/literal.ipynb #3aaa3717
 def crvnn_rounds(encoder: CRvNN, x: Tensor, mask: Tensor) -> list[int]:    # T
     "How many rounds the library takes for every sentence."
@@ -488,13 +455,3 @@ def replayed(encoder: EfficientBeam, x: Tensor, mask: Tensor) -> list[int]:    #
         return log.arena.states[log.roots], log.scores, None
     encode_with_search(encoder, x, mask, counted, same_noise(x))
     return counts
-
-# %% ../nbs/implementations/literal.ipynb #222f02dc
-def beam_products(
-    encoder: EfficientBeam, lengths: Sequence[int], counts: Sequence[int],     # n; M
-) -> Callable:                         # what computes them
-    "The products of the cell: forward in the search, both ways for the M nodes of the replay."
-    searched = [encoder.beam * sum(n > step for n in lengths) for step in range(1, max(lengths))]
-    layers = encoder.grc.w1, encoder.grc.w2
-    return matrix_products([(layer, m, 1) for m in searched for layer in layers]
-                           + [(layer, sum(counts), 3) for layer in layers])

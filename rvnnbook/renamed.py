@@ -121,7 +121,7 @@ RENAMED |= {
         "LiteralBeamTree", "attend_by_form", "beam_step", "crvnn_literal", "geometric_window",
         "iru_loop", "iru_steps", "literal_chunks", "literal_gumbel", "literal_memory",
         "literal_nested", "literal_one_soft", "literal_rir", "literal_search", "literal_steps",
-        "matrix_products", "next_states", "one_step", "self_iru_literal", "tables_kept",
+        "next_states", "one_step", "self_iru_literal", "tables_kept",
         "windows")},
 }
 
