@@ -32,6 +32,7 @@ from .settings import ParameterError, unknown_name
 from .subjects import (
     SUBJECTS, known_entrants, make_entrant, partner, problem, record_products, replay_products,
     take_step, usual_forms)
+from ..layers.compiled_beam import COMPILE_MIN_LENGTH
 from ..literal import LITERAL, LiteralEncoder, compiled_from
 from ..optimization import classification_loss, make_optimizer
 from ..tasks.classify import Classifier, load_pretrained
@@ -87,7 +88,7 @@ def measure(
     subject: str, form: str, length: int, batch: int, dim: int,    # of the longest sentence; B; D
     threads: int = 1, device: str = "cpu", memory: int | None = None, ragged: bool = False,
 ) -> dict:             # seconds, later_s; gflops, or memory_mb, root, gradient, counts, exact
-    "Measure the first step of its size and a later one, after steps on eight tokens."
+    "Measure the first step of its size and a later one, after steps on few tokens."
     torch.set_num_threads(threads)
     about, (kind, _, how) = SUBJECTS[subject], form.partition(", ")
     make = partial(about.make, **about.forms[form])
@@ -98,7 +99,7 @@ def measure(
         work = replay_products(record_products(step, *inputs), device)
         (seconds, later), *_ = timed(work, [(), ()], device, memory)
         return {"seconds": seconds, "later_s": later, "gflops": product_speed(device)}
-    _warm_up(subject, step, encoder, problem(about.make, 8, 1, dim, device)[1:])
+    _warm_up(subject, step, encoder, problem(about.make, COMPILE_MIN_LENGTH, 1, dim, device)[1:])
     (seconds,), grown, (root, ask) = timed(step, [inputs], device, memory)
     found = {"seconds": seconds, "memory_mb": grown, "root": root.tolist()}
     leaf = encoder.leaf if hasattr(encoder, "leaf") else encoder.input
