@@ -92,7 +92,7 @@ def measure(
     torch.set_num_threads(threads)
     about, (kind, _, how) = SUBJECTS[subject], form.partition(", ")
     make = partial(about.make, **about.forms[form])
-    encoder, *inputs = problem(make, length, batch, dim, device, ragged, about.shortest)
+    encoder, *inputs = problem(make, length, batch, dim, device, ragged)
     written = about.library if kind == "products" else getattr(about, kind)
     step = partial(take_step, written, encoder, train=not how.endswith("inference"))
     if kind == "products":

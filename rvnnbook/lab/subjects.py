@@ -26,17 +26,14 @@ from ..literal import (
 from ..registry import create_encoder, list_encoders
 
 # %% ../../nbs/workshop/subjects.ipynb #89e9ae56
-def spread(
-    length: int, batch: int, ragged: bool = False,     # of the longest; B
-    shortest: float = .05,                             # of a ragged batch, as a share of `length`
-) -> list[int]:                                        # tokens, (B,)
-    "Lengths of a batch, the longest first: all alike, or evenly down to the shortest."
-    falls = (1 - shortest) * length / max(batch - 1, 1) if ragged else 0
+def spread(length: int, batch: int, ragged: bool = False) -> list[int]:    # tokens, (B,)
+    "Lengths of a batch, the longest first: all alike, or evenly down to a third of `length`."
+    falls = length / 1.5 / max(batch - 1, 1) if ragged else 0
     return [max(1, round(length - falls * place)) for place in range(batch)]
 
 def problem(
     make: Callable, length: int, batch: int, dim: int,     # make(dim): an encoder; n >= 2; B; D
-    device: str = "cpu", ragged: bool = False, shortest: float = .05,  # or cuda; as in `spread`
+    device: str = "cpu", ragged: bool = False,   # or cuda; sentences of many lengths
 ) -> tuple:                  # the encoder; x (B, N, D), mask (B, N), direction (B, D)
     "A network with fresh weights, random sentences, and a direction for the gradient of roots."
     torch.manual_seed(0)
@@ -44,7 +41,7 @@ def problem(
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(batch, length, dim, generator=draws).to(device)
     direction = torch.randn(batch, dim, generator=draws).to(device)
-    lengths = torch.tensor(spread(length, batch, ragged, shortest), device=device)
+    lengths = torch.tensor(spread(length, batch, ragged), device=device)
     return encoder, x, length_mask(lengths, length), direction
 
 def library_form(encoder, x: Tensor, mask: Tensor, count: Callable | None = None) -> tuple:
@@ -114,13 +111,12 @@ class Subject(NamedTuple):
     counts: str = ""         # counted in every sentence: "rounds", "nodes", ...; "": nothing
     forms: dict[str, dict] = {"literal": {}, "library": {}, "products": {}}
     chooses: bool = False    # whether rounding can change a choice
-    shortest: float = .05    # sentence of a ragged batch, as a share of the longest
 
 SUBJECTS = {
     "crvnn": Subject(make_crvnn, literal_crvnn, partial(library_form, count=crvnn_rounds),
                      "rounds", {
         "literal": {}, "library": {}, "library, checkpointed": {"checkpoint": True},
-        "products": {}}, shortest=1 / 3),        # its literal form gives few tokens more rounds
+        "products": {}}),
     "beam_tree": Subject(partial(EfficientBeam, compiled=False), literal_beam,
                          partial(library_form, count=replayed), "nodes", {
         "literal": {}, "library": {}, "library, compiled": {"compiled": True},
