@@ -10,7 +10,7 @@ from rvnnbook.lab.subjects import SUBJECTS, problem, take_step
 from rvnnbook.origin import code_hashes
 
 DIM = 128
-CASES = {"crvnn": [(90, 64, False), (500, 1, False), (2000, 1, False)], "bbt_grc": [(1000, 1, False)],
+CASES = {"crvnn": [(90, 64, True), (500, 1, False), (2000, 1, False)], "bbt_grc": [(1000, 1, False)],
          "bt_grc_os": [(90, 16, True)]} | {
     name: [(90, 64, True)] for name in ("beam_tree", "rir_ebt_grc", "gumbel_tree", "ordered_memory")}
 KINDS = {

@@ -169,8 +169,8 @@ def nested_search(
     trace: bool = False,   # return the final trees
 ) -> tuple:                # final states (B, K, D), scores (B, K); steps (B, K, N) or None
     "Search all levels without gradients, then replay the survivors (rir section 3.1)."
-    from rvnnbook.layers.compiled_beam import can_compile      # loads numba
-    levels, compiled = [], can_compile(encoder, leaves)
+    from rvnnbook.layers.compiled_beam import should_compile      # loads numba
+    levels, compiled = [], should_compile(encoder, leaves)
     with torch.no_grad():
         tokens = pack_tokens(leaves, lengths)
         arena = _shared_arena(encoder, tokens, int((lengths - 1).sum()))

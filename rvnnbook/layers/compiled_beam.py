@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMPILE_MIN_LENGTH', 'top_places', 'Beams', 'select_pairs', 'write_nodes', 'compiled_rows', 'compiled_search',
-           'can_compile', 'choose_search']
+           'should_compile', 'choose_search']
 
 # %% ../../nbs/implementations/compiled_beam.ipynb #24a9edb8
 import math
@@ -86,9 +86,9 @@ class Beams(NamedTuple):
 def _find_place(codes: np.ndarray, table: np.ndarray, used: int, left: int, right: int) -> int:
     """Place of a pair's parent: where the arena has it, or the next free one (rir section 2).
 
-    `codes`: left child * P + right child of every place, (P,); written; `table`: places of known
-    pairs, or empty, where none is shared; written; `used`: the next free place; `left`, `right`:
-    places of the children. Returns: the place.
+    `codes`: left child * M + right child of every place, (M,); written; `table`: places of known
+    pairs, or of length 0, where none is shared; written; `used`: the next free place; `left`,
+    `right`: places of the children. Returns: the place; `used` if the parent is new.
     """
     code = left * len(codes) + right
     if len(table):
@@ -108,8 +108,8 @@ def select_pairs(
     scores: np.ndarray,    # s, (B, K); overwritten by the new ones
     first: np.ndarray,     # noise of the pairs, (B, K, P), or (B, K, 0)
     second: np.ndarray,    # noise of the proposals, (B, K C), or (B, 0)
-    arena: tuple,          # states and notes (P, D + 2 d'), codes (P,) and table of an Arena
-    used: int,             # its next free place
+    arena: tuple,          # states and halves (M, D + 2 d'), codes (M,) and table of an Arena
+    used: int,             # its next free place; new nodes follow from there
     made: np.ndarray,      # place of each parent, (B, K); written
     parents: np.ndarray,   # which hypothesis each new one comes from, (B, K); written
     norms: np.ndarray,     # log Z of that hypothesis, (B, K); written
@@ -163,7 +163,7 @@ def write_nodes(
     made: np.ndarray,      # place of the node of each hypothesis, (B, K)
     picks: np.ndarray,     # which pair each of them was, (B, K)
     around: np.ndarray,    # outer left, left, right, outer right, (B, K, 4)
-    arena: np.ndarray,     # states and notes, (P, D + 2 d'); written
+    arena: np.ndarray,     # states and halves, (M, D + 2 d'); written
     new: Beams,            # hypotheses, their missing scores are written
 ) -> None:
     "A step of the search behind the cell: nodes to their places, scores beside them."
@@ -189,8 +189,8 @@ def compiled_rows(
     rows: Tensor,          # places of nodes, 0 at both ends, longest first, (B K, N+2); overwritten
     logits: Tensor,        # scores of their pairs, -inf for none, (B K, N+1); overwritten
     scores: Tensor,        # s, (B, K), -inf for none; overwritten
-    sizes: Tensor,         # nodes of each row, (B,), the greatest N
-    order: Tensor,         # which sentence each row is of, (B,)
+    sizes: Tensor,         # nodes of each sentence, (B,), the greatest N
+    order: Tensor,         # their numbers, by which the result is sorted, (B,)
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple:                # the fields of a Search up to the final scores
     "Beam search over rows of places with compiled bookkeeping (rir section 2)."
@@ -202,12 +202,12 @@ def compiled_rows(
     new, roots = Beams(*map(np.copy, old)), old.rows[..., 1].copy()
     known = arena.nodes.numpy(), arena.codes.numpy(), arena.table.numpy()
     last, bias = arena.last[0].detach().numpy()[0], float(arena.last[1])
-    final, nodes, quiet = scores.numpy(), sizes.numpy(), logits.new_empty(batch, beam, 0)
+    final, lengths, quiet = scores.numpy(), sizes.numpy(), logits.new_empty(batch, beam, 0)
     draws = (noise_ahead(counts, beam, logits, generator)
              if encoder.training and encoder.noise else cycle([quiet, quiet[:, 0]]))
     for step, going in enumerate(counts[:-1]):
-        here, *rest, sides = log = [box[step, :going] for box in (made, parents, norms, around)]
-        picks, below = select_pairs(nodes[:going] - step, old, new, final, next(draws).numpy(),
+        log = [box[step, :going] for box in (made, parents, norms, around)]
+        picks, below = select_pairs(lengths[:going] - step, old, new, final, next(draws).numpy(),
                                     next(draws).numpy(), known, arena.used, *log, cell.dim)
         start, arena.used = arena.used, arena.used + len(below)
         hidden = cell.activation(cell.w1(torch.from_numpy(below)))
@@ -217,9 +217,9 @@ def compiled_rows(
         mixed = parts.new_empty(len(parts), cell.dim)
         gated_sums(parts.numpy(), below, mixed.numpy())
         halves = F.linear((composed := cell.norm(mixed))[:, :scorer.width], *arena.first)
-        write_nodes(composed.numpy(), halves.numpy(), last, bias, start, here, picks, sides,
+        write_nodes(composed.numpy(), halves.numpy(), last, bias, start, log[0], picks, log[-1],
                     known[0], new)
-        roots[:going], old, new = here, new, old
+        roots[:going], old, new = log[0], new, old
     back = order.argsort()
     return *(box[:, back] for box in boxes), torch.from_numpy(roots)[back], scores[back]
 
@@ -239,11 +239,11 @@ def compiled_search(
 # %% ../../nbs/implementations/compiled_beam.ipynb #9a669ef1
 COMPILE_MIN_LENGTH = 32    # tokens of the longest sentence, from which on a search is compiled
 
-def can_compile(
+def should_compile(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
 ) -> bool:
-    "Whether to compile this encoder's search of these states; RuntimeError if it must and cannot."
+    "Whether to compile a search; RuntimeError if `compiled=True` and a requirement is missing."
     able = (numba is not None and leaves.device.type == "cpu" and not encoder.distinct
             and leaves.dtype in (torch.float32, torch.float64))
     if encoder.compiled and not able:
@@ -258,5 +258,5 @@ def choose_search(
     encoder,               # an EfficientBeam
     leaves: Tensor,        # leaf states, (B, N, D)
 ) -> Callable[..., Search]:    # arena_search or compiled_search
-    "The search that this encoder uses on these states; RuntimeError where it insists in vain."
-    return compiled_search if can_compile(encoder, leaves) else arena_search
+    "The search that this encoder uses on these states; RuntimeError as in `should_compile`."
+    return compiled_search if should_compile(encoder, leaves) else arena_search

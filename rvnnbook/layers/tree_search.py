@@ -377,12 +377,12 @@ class Arena:
         layer: Iterable[Tensor],    # weight (F, W) and bias (F,) of the notes; reads W channels
         shared: bool,          # compose equal pairs once
     ):
-        weight, bias = layer
-        self.cell, self.shared, self.used = cell, shared, 1 + len(leaves)
-        self.second = content_first(cell)
+        (weight, bias), self.used = layer, 1 + len(leaves)
+        self.cell, self.shared, self.second = cell, shared, content_first(cell)
         self.layer = _state_and_notes_layer(cell.norm, weight, bias)
         notes = F.linear(leaves[:, :weight.shape[1]], weight, bias)
-        self.nodes = F.pad(torch.cat([leaves, notes], 1), (0, 0, 1, room))
+        self.nodes = leaves.new_empty(self.used + room, len(self.layer[0]))    # not filled yet
+        self.nodes[0], self.nodes[1:self.used] = 0, torch.cat([leaves, notes], 1)
         self.states, self.notes = self.nodes[:, :cell.dim], self.nodes[:, cell.dim:]
         self.places = torch.arange(len(self.nodes) + 8, device=leaves.device)     # entries, too
         self.codes = torch.full_like(self.places[8:], -1)  # left child * total + right
