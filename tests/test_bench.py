@@ -72,7 +72,7 @@ def test_the_command(clone):
     assert check_results(clone / "nbs" / "results") == []
     assert record["profile"] == "cpu" and record["threads"] == 1 and record["finished"]
     assert record["parameters"] == {"lengths": "40", "batches": "1", "dim": 8, "threads": 1, "repeats": 1, "device": "cpu", "limit": 600.0,
-                                    "memory": 0, "forms": "all"}
+                                    "memory": 0, "ragged": False, "forms": "all"}
     assert {"rvnnbook.encoders.crvnn", "rvnnbook.layers.cells", "rvnnbook.lab.bench"} <= set(record["modules"])
     metrics = record["metrics"]
     assert list(metrics) == [f"n = 40, batch 1, {form}" for form in FORMS]
@@ -299,7 +299,7 @@ def test_attention_is_measured(clone, monkeypatch, capsys):
         library, literal = (metrics[f"n = {n}, batch 2, {form}"] for form in ("library", "literal"))
         assert library["tables"] == 2 < 4 < literal["tables"] and max(library["root_gap"], library["gradient_gap"]) < 1e-4
     lines = bench_lines(metrics)
-    assert lines[0][9] == "tables" and [line[9] for line in lines[3::3]] == ["2.0", "2.0"] and lines[4][9] == "–"
+    assert lines[0][10] == "tables" and [line[10] for line in lines[3::3]] == ["2.0", "2.0"] and lines[4][10] == "–"
     for sentence in findings(metrics):
         assert sentence in out
 
@@ -441,8 +441,8 @@ def test_inference_is_compared_with_inference():
     seconds = dict(zip((form for form in BEAM.forms if "compiled" not in form), (8.0, 2.0, 1.0, 4.0, 2.0, 0.5)))
     metrics = {split_name(9, 2, form, ragged=True): {"seconds": s, "nodes": 7.0} for form, s in seconds.items()}
     lines = bench_lines(metrics)
-    assert lines[0][9] == "nodes" and [line[9] for line in lines[2:]] == ["7.0"] * 6 and [line[0] for line in lines[2:]] == ["n <= 9, batch 2"] + [""] * 5
-    assert [line[6] for line in lines[2:]] == ["1", "0.25", "0.125", "1", "0.5", "0.125"] and [line[8] for line in lines[2:]] == ["8", "2", "1", "8", "4", "1"]
+    assert lines[0][10] == "nodes" and [line[10] for line in lines[2:]] == ["7.0"] * 6 and [line[0] for line in lines[2:]] == ["n <= 9, batch 2"] + [""] * 5
+    assert [line[7] for line in lines[2:]] == ["1", "0.25", "0.125", "1", "0.5", "0.125"] and [line[9] for line in lines[2:]] == ["8", "2", "1", "8", "4", "1"]
     assert findings(metrics) == []
     wider = metrics | {split_name(18, 2, form, ragged=True): {"seconds": 4 * s} for form, s in seconds.items()}
     assert all(growth(by_length(wider, form, "seconds", 2)) == 2 for form in seconds)
@@ -493,7 +493,7 @@ def test_the_records_that_are_kept_can_be_read():
         forms = [form for form in FORMS if wanted == "all" or form in wanted.split("; ")]
         assert forms_of(metrics) == forms and len(lines) == 2 + len(metrics)
         if "literal" in forms:
-            assert lines[0][9] == "rounds" and any(sentence.startswith("Roots and gradients agree") for sentence in said)
+            assert lines[0][10] == "rounds" and any(sentence.startswith("Roots and gradients agree") for sentence in said)
         if len(by_length(metrics, "library", "seconds", 1)) > 1:
             assert growth(by_length(metrics, "library", "seconds", 1)) > 0
 
@@ -598,8 +598,8 @@ def made(**seconds_by_form):
 def test_sentences_follow_the_numbers():
     slower = made(literal=(1.0, 2.0), library=(1.0, 8.0), products=(0.5, 0.5))
     faster = made(literal=(1.0, 8.0), library=(1.0, 2.0), products=(0.5, 0.5))
-    assert bench_lines(slower)[6][1:9] == ["library", "8", "8", "8", "80", "4", "4", "16"]        # n = 400; the last three are ratios
-    assert bench_lines(faster)[6][1:9] == ["library", "2", "2", "2", "20", "0.25", "0.25", "4"]
+    assert bench_lines(slower)[6][1:10] == ["library", "8", "8", "8", "–", "80", "4", "4", "16"]        # n = 400; the last three are ratios
+    assert bench_lines(faster)[6][1:10] == ["library", "2", "2", "2", "–", "20", "0.25", "0.25", "4"]
     assert [growth(by_length(slower, form, "seconds", 1)) for form in ("literal", "library", "products")] == [0.5, 1.5, 0]
     assert [growth(by_length(faster, form, "seconds", 1)) for form in ("literal", "library", "products")] == [1.5, 0.5, 0]
     assert agreement({"n = 9, batch 1, library": {"root_gap": 1e-7, "gradient_gap": 2e-3}})[0].startswith("BEWARE: the forms differ by 2e-03")
@@ -678,11 +678,11 @@ def test_a_gap_that_is_no_number_is_not_recorded(clone, monkeypatch):
 
 def test_the_table_divides_what_stands_in_it():
     lines = bench_lines(made(literal=(1.0, 8.0), library=(1.0, 2.0), products=(0.5, 0.25)))
-    assert [len(line) for line in lines] == [12] * 8 and [line[0] for line in lines[2:]] == ["n = 100, batch 1", "", "", "n = 400, batch 1", "", ""]
-    assert lines[6] == ["", "library", "2", "2", "2", "20", "0.25", "0.25", "8", "–", "–", "–"]
-    assert bench_lines(made(literal=(150.0, 1234.0)))[3][:6] == ["n = 400, batch 1", "literal", "1234", "1234", "1234", "12340"]
+    assert [len(line) for line in lines] == [13] * 8 and [line[0] for line in lines[2:]] == ["n = 100, batch 1", "", "", "n = 400, batch 1", "", ""]
+    assert lines[6] == ["", "library", "2", "2", "2", "–", "20", "0.25", "0.25", "8", "–", "–", "–"]
+    assert bench_lines(made(literal=(150.0, 1234.0)))[3][:7] == ["n = 400, batch 1", "literal", "1234", "1234", "1234", "–", "12340"]
     alone = bench_lines({name: line for name, line in made(library=(1.0, 2.0)).items()})
-    assert alone[3][6:9] == ["–"] * 3                                   # no ratio to what was not measured
+    assert alone[3][7:10] == ["–"] * 3                                   # no ratio to what was not measured
 
 
 @given(st.floats(-1, 4), st.floats(1e-3, 1e3), st.lists(st.integers(2, 5000), min_size=2, max_size=5, unique=True))

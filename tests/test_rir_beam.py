@@ -23,10 +23,11 @@ seeds = st.integers(0, 10**6)
 hows, rules = st.sampled_from(ALIGNMENTS), st.sampled_from(["always", "late"])
 
 
-def make(seed=0, beam=3, arity=3, how="beam", rule="always", sharper=1.0, train=False, **options):
+def make(seed=0, beam=3, arity=3, how="beam", rule="always", sharper=1.0, train=False, compiled=None, **options):
     torch.manual_seed(seed)
     options = {"inference": "nested", "pre": None, "score_dim": 4, "hidden": 10, **options}
     encoder = RIRBeam(DIM, beam, arity, how, rule=rule, **options).double().train(train)
+    encoder.compiled = compiled
     with torch.no_grad():
         encoder.scorer[1].weight *= sharper
     return encoder

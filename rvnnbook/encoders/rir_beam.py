@@ -109,9 +109,8 @@ class RIRBeam(EfficientBeam):
         score_dim: int = 64,           # d, channels that the scorer reads; all if D is less
         hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
-        compiled: bool | None = None,  # search compiled; None: where it can be
     ):
-        super().__init__(dim, beam, score_dim, hidden, dropout=dropout, compiled=compiled)
+        super().__init__(dim, beam, score_dim, hidden, dropout=dropout)
         check_choice("align", align, ALIGNMENTS)
         check_choice("inference", inference, ("flat", "nested"))
         chunk_size(1, arity, rule)                             # raises ValueError if invalid

@@ -63,14 +63,14 @@ def bench_lines(metrics: dict[str, dict]) -> list[list[str]]:      # of `bench`,
     "Time and memory of every form, beside the literal form and the products; two lines of heads."
     known = {subject.counts for subject in SUBJECTS.values()}
     counts = next((name for line in metrics.values() for name in line if name in known), "counts")
-    lines = [["", "", "time", "fastest", "slowest", "memory", "time", "memory", "time", counts,
-              "gap", "gap"],
-             ["", "", "s, median", "s", "s", "MB", "÷ literal", "÷ literal", "÷ products", "mean",
-              "of the root", "of the gradient"]]
+    lines = [["", "", "time", "fastest", "slowest", "later step", "memory", "time", "memory",
+              "time", counts, "gap", "gap"],
+             ["", "", "s, median", "s", "s", "s", "MB", "÷ literal", "÷ literal", "÷ products",
+              "mean", "of the root", "of the gradient"]]
     for case, form in product(cases(metrics), forms_of(metrics)):
         if (line := metrics.get(f"{case}, {form}")) is None:
             continue
-        cells = [*map(line.get, ("fastest_s", "slowest_s", "memory_mb")), *(
+        cells = [*map(line.get, ("fastest_s", "slowest_s", "later_s", "memory_mb")), *(
             ratio(metrics, name, case, form, kind) for name, kind in
             (("seconds", "literal"), ("memory_mb", "literal"), ("seconds", "products")))]
         lines.append([
