@@ -128,8 +128,8 @@ def select_pairs(
             left, right = row[pick + 1], row[pick + 2]
             made[b, k] = place = _find_place(codes, table, used, left, right)
             if place == used:
-                below[used - start, :dim], below[used - start, dim:] = nodes[left, :dim], nodes[
-                    right, :dim]
+                below[used - start, :dim] = nodes[left, :dim]
+                below[used - start, dim:] = nodes[right, :dim]
                 used += 1
             new_row, new_logits = new.rows[b, k], new.logits[b, k]
             new_row[:pick + 1], new_row[pick + 1], new_row[size] = row[:pick + 1], place, 0
