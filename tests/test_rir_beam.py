@@ -10,11 +10,11 @@ from torch.testing import assert_close
 from rvnnbook.core import batch_gap, padding_gap, tree_from_steps
 from rvnnbook.encoders.balanced import BalancedTree
 from rvnnbook.encoders.efficient_beam import EfficientBeam
-from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, _cut_level, nested_search, _shared_arena, string_it)
+from rvnnbook.encoders.rir_beam import (ALIGNMENTS, RIRBeam, sum_scores, align, _cut_level, nested_search, string_it)
 from rvnnbook.literal import literal_nested
 from rvnnbook.layers.chunks import chunk_size, compose_levels_literal, level_lengths
 from rvnnbook.layers.given_trees import compose_tree
-from rvnnbook.layers.tree_search import encode_with_search, find_pairs, score_rows, search_and_replay
+from rvnnbook.layers.tree_search import PairArena, encode_with_search, find_pairs, score_rows, search_and_replay
 from tests.helpers import DIM, answers, assert_same, batch_of, recorded_draws
 
 few = settings(deadline=None, max_examples=25)
@@ -275,7 +275,7 @@ def test_a_short_last_chunk_takes_nothing_away():
 def test_a_table_that_forgets_changes_nothing():
     encoder, (x, _) = make(11, 5, 4), batch_of([17], 11)
     leaves = encoder.leaf_norm(encoder.leaf(x[0])).detach()
-    arena, small = _shared_arena(encoder, leaves, 16), _shared_arena(encoder, leaves, 16)
+    arena, small = (PairArena(encoder, leaves, 16, shared=True) for _ in range(2))
     small.table = small.table[:1]
     children = torch.tensor([[1, 2], [2, 3], [1, 2], [4, 5], [2, 3], [1, 2]])
     with torch.no_grad():
@@ -290,7 +290,7 @@ def test_a_table_that_forgets_changes_nothing():
 
 def test_dropout_shares_nothing():
     encoder = make(12, 3, 4, train=True, dropout=0.5)
-    arena = _shared_arena(encoder, torch.randn(4, DIM).double(), 3)
+    arena = PairArena(encoder, torch.randn(4, DIM).double(), 3, shared=True)
     with torch.no_grad():
         places = arena.places[find_pairs(arena, torch.tensor([[1, 2]] * 3))]
     assert len(set(places.tolist())) == 3 and (arena.states[places[0]] != arena.states[places[1]]).any()

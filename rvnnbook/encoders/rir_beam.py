@@ -124,15 +124,6 @@ class RIRBeam(EfficientBeam):
         search = nested_search if nested else search_and_replay
         return encode_with_search(self, x, mask, search, generator, trace)
 
-# %% ../../nbs/implementations/rir_beam.ipynb #94d01898
-def _shared_arena(encoder, leaves: Tensor, merges: int) -> PairArena:
-    """An arena for the nodes of all levels (rir section 3.1).
-
-    `encoder`: a RIRBeam; `leaves`: leaf states, (L, D); `merges`: compositions that every one of
-    the K hypotheses needs at most.
-    """
-    return PairArena(encoder, leaves, encoder.beam * merges, shared=True)
-
 # %% ../../nbs/implementations/rir_beam.ipynb #894aaeeb
 def _search_chunks(encoder, arena: PairArena, results: Tensor, below: Tensor, scores: Tensor,
                    sizes: Tensor, generator: torch.Generator | None = None,
@@ -172,7 +163,7 @@ def nested_search(
     levels, compiled = [], should_compile(encoder, leaves)
     with torch.no_grad():
         tokens = pack_tokens(leaves, lengths)
-        arena = _shared_arena(encoder, tokens, int((lengths - 1).sum()))
+        arena = PairArena(encoder, tokens, int((lengths - 1).sum()), shared=True)
         def search(*level):
             levels.append(found := _search_chunks(encoder, arena, *level, generator=generator,
                                                   compiled=compiled))

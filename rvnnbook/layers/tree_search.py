@@ -454,7 +454,7 @@ class PairArena(Arena):
         self,
         encoder,               # an EfficientBeam
         leaves: Tensor,        # leaf states, (L, D)
-        room: int,             # most pairs that are composed
+        merges: int,           # most pairs that each of the K hypotheses composes
         shared: bool,          # on the CPU and without dropout, compose equal pairs once
     ):
         (weight, bias), last = encoder.scorer.split(), encoder.scorer[1]
@@ -462,7 +462,7 @@ class PairArena(Arena):
         bias = F.pad(bias.view(2, -1), (0, 1)).flatten()       # a channel more in each half
         self.first = weight, bias
         dropped, cpu = encoder.training and encoder.grc.dropout.p > 0, leaves.device.type == "cpu"
-        super().__init__(encoder.grc, leaves, room, self.first,
+        super().__init__(encoder.grc, leaves, encoder.beam * merges, self.first,
                          shared and cpu and not dropped)       # elsewhere, a look-up would wait
         self.notes[0].view(2, -1)[:, -1] = 8                   # times the weight: -inf
         kind = torch.promote_types(leaves.dtype, torch.float32)
@@ -487,8 +487,8 @@ def begin_search(
     shared: bool = False,  # as in PairArena
 ) -> tuple:               # the arena; rows (B K, N+2); scores of their pairs (B K, N+1); s (B, K)
     "A PairArena for a search of whole sentences, and its hypotheses before the first step."
-    inside, room = length_mask(lengths, leaves.shape[1]), encoder.beam * int((lengths - 1).sum())
-    arena = PairArena(encoder, pack_tokens(leaves, lengths), room, shared)
+    inside, merges = length_mask(lengths, leaves.shape[1]), int((lengths - 1).sum())
+    arena = PairArena(encoder, pack_tokens(leaves, lengths), merges, shared)
     places = inside.flatten().cumsum(0).view_as(inside) * inside
     rows = F.pad(places.to(leaves.device), (1, 1))
     beams = [box.repeat_interleave(encoder.beam, 0) for box in (rows, score_rows(arena, rows))]
