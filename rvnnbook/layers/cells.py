@@ -27,7 +27,7 @@ def _mix_large(cell, below: Tensor, keep: Tensor | None) -> Tensor | None:
 
 # %% ../../nbs/cells.ipynb #b81baf28
 class GRC(nn.Module):
-    """Gated recursive cell: parent = LN(gate l + gate r + gate content) (crvnn Eq. 14-15).
+    """Gated recursive cell: parent = LN(gate_l l + gate_r r + gate_g content) (crvnn Eq. 14-15).
 
     `cell(left, right)` maps children (..., D) to parents (..., D). Two matrix products a call,
     48 D^2 operations with the usual hidden width 4 D. `state_dim` is D.
