@@ -25,18 +25,18 @@ def gumbel_noise(
 # %% ../../nbs/topk.ipynb #ebd78b7a
 def masked_softmax(
     logits: Tensor,        # u, scores, (..., S), in single precision at least
-    mask: Tensor,          # m, True = the place counts, (..., S) bool
+    mask: Tensor,          # m, True = the entry is valid, (..., S) bool
 ) -> Tensor:               # q, shares, (..., S); each row sums to one
-    "Softmax over all places, of which only some count, as published code computes it."
+    "Softmax over the valid entries of a row, as published code computes it."
     counted = logits.softmax(-1) * mask + EPSILON
     return counted / counted.sum(-1, keepdim=True)
 
 # %% ../../nbs/topk.ipynb #c31a2bf5
 def best_first(
     scores: Tensor,        # (..., S)
-    mask: Tensor,          # True = the place counts, (..., S) bool
-) -> Tensor:               # all places, best first, those that do not count last, (..., S) int64
-    "Sort places by score; of equals the one further left comes first."
+    mask: Tensor,          # True = the entry is valid, (..., S) bool
+) -> Tensor:               # all entries, best first, invalid ones last, (..., S) int64
+    "Sort entries by score; of equals the one further left comes first."
     scores = scores.detach().masked_fill(~mask, -torch.inf)
     return scores.sort(dim=-1, descending=True, stable=True).indices
 

@@ -15,7 +15,7 @@ from .crvnn import GRC
 
 # %% ../../nbs/efficient_beam_tree.ipynb #8d7a96d2
 class ChildScorer(nn.ModuleList):
-    "Probabilities of pairs, read off the two children (ebt; rir section 2)."
+    "Log-probabilities of pairs, computed from the two children (ebt; rir section 2)."
     def __init__(
         self,
         width: int,            # d, channels of a child that are read

@@ -36,7 +36,7 @@ def straight_through(
 class GumbelTree(nn.Module):
     """Easy-first recursive network, for one sentence: greedy, or a Gumbel tree.
 
-    Without noise the best pair is composed in every round (greedy). With Gumbel noise the pair is
+    Without noise the best pair is composed in every step (greedy). With Gumbel noise the pair is
     a draw from the softmax of the scores, with a straight-through gradient. Choi et al. (2018).
     """
     def __init__(
