@@ -36,9 +36,9 @@ def _outward_order(length: int, device: torch.device | str = "cpu") -> Tensor:
     with torch.inference_mode(False):      # a table that is kept must serve in training too
         place = torch.arange(length, device=device)
         away = place[1:]
-        met = torch.stack([place[:, None] + away, place[:, None] - away], -1).flatten(1)
-        met = met[(met >= 0) & (met < length)].view(length, len(away))
-        return torch.cat([place[:, None], met], -1)
+        order = torch.stack([place[:, None] + away, place[:, None] - away], -1).flatten(1)
+        order = order[(order >= 0) & (order < length)].view(length, len(away))
+        return torch.cat([place[:, None], order], -1)
 
 # %% ../../nbs/attention.ipynb #a8fa087e
 def _sums_before(values: Tensor, order: Tensor) -> Tensor:
@@ -97,6 +97,7 @@ def scale_by_existence(
     exists: Tensor,        # E, (B, N) in [0, 1]
 ) -> Tensor:               # s', whose sigmoid is E times that of s, (B, ..., N, N)
     "Attention scores for keys with fractional existence (design_space Eq. 5)."
+    # sigmoid(40) is 1 in single precision, and exp(40) is finite
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).clamp(max=40)
     exists = exists.reshape(len(exists), *[1] * (logits.dim() - 2), -1)
     return logits + exists.clamp(min=1e-30).log() - (logits.exp() * (1 - exists)).log1p()

@@ -61,8 +61,8 @@ class HaltByProbability(NDR):
     """Router with adaptive computation time at every position (Graves 2016).
 
     Arguments as for NDR; layers is the limit; threshold epsilon; halt_bias, initial b.
-    Input: token vectors (N, D). Output: sentence vector (D,), weights of the layers (T, N + 2),
-    mean penalty T_i + R_i, number of layers used.
+    Input: token vectors (N, D). Output: sentence vector (D,), weights of the used layers
+    (layers, N + 2), mean penalty T_i + R_i, number of layers used.
     """
     def __init__(
         self,

@@ -15,12 +15,12 @@ from ..layers.attention import geometric_attention
 class RouterAttention(nn.Module):
     """Scores and values of the heads of a router (design_space Eq. 4-5, 7).
 
-    Arguments: dim, width D; heads, must divide D. Cost O(N^2 D).
+    Arguments: dim, width D; heads, must divide D. Cost O(N^2 D + N D^2).
     """
     def __init__(
         self,
         dim: int,    # D, width of a vector
-        heads: int,  # H, divides D
+        heads: int,  # number of heads, divides D
     ):
         super().__init__()
         self.heads, width = heads, dim // heads
@@ -70,7 +70,7 @@ class NDR(nn.Module):
 
     Input: token vectors (N, D). Output: sentence vector (D,), gates (T, N + 2, D), attention
     weights (T, heads, N + 2, N + 2), with START and END."""
-    def __init__(self, dim: int, layers: int = 20, heads: int = 4,   # D; T steps; H, divides D
+    def __init__(self, dim: int, layers: int = 20, heads: int = 4,   # D; T; heads divides D
                  hidden: int | None = None,        # width of the data network, 2 D if not given
                  gate_bias: float = -3.,           # initial bias of the gate
                  readout: str = "start"):          # position that is read, "start" or "end"

@@ -27,12 +27,12 @@ class Retrieve(nn.Module):
     """Multi-head attention on normalized states, (N, D) -> (N, D) (Vaswani et al. 2017).
 
     Arguments: dim, width D; heads, number of heads (even for xPos); position, "xpos", "rotary"
-    or "none". Cost O(N^2 D).
+    or "none". Cost O(N^2 D + N D^2).
     """
     def __init__(
         self,
         dim: int,                # D, width of a vector
-        heads: int,              # H, divides D
+        heads: int,              # number of heads; dim / heads must be even
         position: str = "xpos",  # "xpos", "rotary" or "none"
     ):
         super().__init__()
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
         self,
         dim: int,                    # D, width of a state
         layers: int = 6,             # T, number of layers
-        heads: int = 4,              # H, divides D
+        heads: int = 4,              # number of heads; dim / heads must be even
         hidden: int | None = None,   # width of the feed-forward network, 4 D if not given
         position: str = "xpos",      # "xpos", "rotary" or "none"
         shared: bool = False,        # one layer for all T steps
