@@ -53,8 +53,8 @@ def distance_bias(
     length: int,           # T
 ) -> Tensor:               # r_(j-i), (T, T)
     "The number for each pair of positions, clipped at distance M - 1 (Ma et al. 2023)."
-    reach, place = len(bias) // 2, torch.arange(length)
-    return bias[(place - place[:, None]).clamp(-reach, reach) + reach]
+    farthest, place = len(bias) // 2, torch.arange(length)         # M - 1
+    return bias[(place - place[:, None]).clamp(-farthest, farthest) + farthest]
 
 # %% ../../nbs/mega.ipynb #16daf8b2
 class MegaLayer(nn.Module):
@@ -94,7 +94,8 @@ class MegaLayer(nn.Module):
 class MEGA(nn.Module):
     """MEGA: token vectors (T, D) -> sentence vector (D,), states (T, D) (Ma et al. 2023).
 
-    The sentence vector is the mean of the last states. Cost: O(T^2 D) a layer.
+    The sentence vector is the mean of the last states. Cost of a layer:
+    O(T^2 (Z + D) + T D (Z + D + n)).
     """
     def __init__(
         self,

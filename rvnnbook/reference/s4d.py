@@ -65,7 +65,7 @@ class StateSpaces(nn.Module):
 
 # %% ../../nbs/state_spaces.ipynb #4b5a1d17
 class S4DBlock(nn.Module):
-    "State spaces, GELU, gated linear unit, residual and norm: (T, D) -> (T, D) (rir App. J)."
+    "State spaces, GELU, gated linear unit, residual and norm: (T, D) -> (T, D) (Gu et al. 2022)."
     def __init__(self, dim: int, state_size: int = 64):      # as for StateSpaces
         super().__init__()
         self.kernel, self.D = StateSpaces(dim, state_size), nn.Parameter(torch.randn(1, dim))
@@ -79,8 +79,8 @@ class S4DBlock(nn.Module):
 class S4DStack(nn.Module):
     """Stack of S4D layers: token vectors (T, D) -> sentence vector (D,), states (T, D).
 
-    Cost as written: O(T D N) operations a layer in T steps; by convolution O(D T log T) once the
-    kernels are computed.
+    Cost of a layer: O(T D N) operations for the states as written, in T steps, or O(D T log T) by
+    convolution once the kernels are computed; O(T D^2) for the gated linear unit.
     """
     def __init__(
         self,
