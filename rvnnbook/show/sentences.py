@@ -15,7 +15,7 @@ from .trees import inner_spans, span_f1, tree_spans
 
 # %% ../../nbs/sentence_trees.ipynb #301ce2f9
 def sisters(
-    steps: Sequence[int],        # round in which each position is sent right, (n,)
+    steps: Sequence[int],        # round in which each position is merged to the right, (n,)
 ) -> list:                       # span (first, last) that each token is joined to first; n of them
     "The sister of every token: the span with which it shares a parent."
     found = [None] * len(steps)
