@@ -161,7 +161,7 @@ class Encoder(nn.Module):
 
         `x` holds token vectors, (B, N, D); `mask` is True on tokens, (B, N). `trees` holds
         composition steps, (B, N), for encoders that are given trees; the others ignore it.
-        `generator` supplies random draws, made per sentence. With `trace=True` the result's
+        `generator` supplies random draws. With `trace=True` the result's
         `trace` holds the decisions of the encoder: trees, existence, beams, gates.
 
         Returns `EncoderOutput(root, states, loss, trace)`. Raises ValueError for a malformed
@@ -172,7 +172,7 @@ class Encoder(nn.Module):
 def encoder_width(
     encoder: Encoder,                                # any encoder, of the book or your own
 ) -> int:                                            # D
-    "The width of an encoder's vectors; refuses anything else, such as the name of an encoder."
+    "The width of an encoder's vectors; TypeError if it has no `dim`, such as a name."
     if not hasattr(encoder, "dim"):
         raise TypeError("expected an encoder, such as create_encoder('crvnn', dim=64), "
                         f"got {type(encoder).__name__}")
@@ -201,7 +201,7 @@ def padding_gap(
     x: Tensor,                       # (B, N, D)
     mask: Tensor,                    # (B, N) bool
     trees: Tensor | None = None,     # composition steps, (B, N), where the encoder is given trees
-    extra: int = 3,                  # places of padding to add, >= 0
+    extra: int = 3,                  # positions of padding to add, >= 0
 ) -> float:                          # largest absolute difference between the roots, >= 0, or nan
     "Largest change of the roots when padding is added and filled with NaN."
     wide_mask = nn.functional.pad(mask, (0, extra))

@@ -185,7 +185,7 @@ def beam_step(
     return (merge_pairs(old, new, merged), scores,
             picks.flatten(1).gather(1, chosen), chosen // picks.shape[-1])
 
-def one_step(encoder, generator: torch.Generator | None = None) -> Callable:   # a LiteralBeamTree
+def one_step(encoder, generator: torch.Generator | None = None) -> Callable:   # a BeamTree
     "Compose all pairs, score the parents, choose: a step for `search_states` (rir section 2)."
     choose = one_soft if encoder.soft and encoder.training else choice_matrix
     @compiled_from(math.inf)
@@ -334,7 +334,7 @@ def geometric_window(logits: Tensor) -> Tensor:        # s, finite -> A, (..., N
 
 # %% ../nbs/implementations/literal.ipynb #a9a327f3
 def tables_kept(weigh: Callable, logits: Tensor) -> float:     # logits (..., N, N) -> weights
-    "What computing weights keeps for the backward pass, in tables, the logits themselves included."
+    "Memory that weights keep for the backward pass, logits included, in tables of scores."
     kept, logits = {}, logits.detach().requires_grad_()
     def keep(tensor):
         storage = tensor.untyped_storage()

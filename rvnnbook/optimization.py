@@ -66,7 +66,7 @@ def evaluate_classifier(
 # %% ../nbs/implementations/optimization.ipynb #8906daac
 def fit_scorer(
     make: Callable,            # make(): an encoder with the modules of EBT-GRC
-    steps: int,                # of Adam, with 12 expressions each
+    steps: int,                # of Adam before the last measurement, 12 expressions each
     measure: Callable,         # measure(model): a number
     every: int = 10,           # steps between measurements
     seed: int = 0,             # of the new scorer, the batches and the noise

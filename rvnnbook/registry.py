@@ -141,7 +141,7 @@ def read_weights(
     name: str,                 # an encoder
     weights: str,              # what it was trained on, such as "listops"
 ) -> tuple[dict, dict]:        # name -> tensor of the whole model; how it was made
-    "Committed weights of a headline run."
+    "The weights of a trained model of the package, and how it was made."
     from safetensors.torch import load
     _find_encoder(name)                     # refuses an unknown one
     if (name, weights) not in (there := list_pretrained()):
@@ -178,7 +178,7 @@ def export_weights(
 def create_encoder(
     name: str,                   # one of list_encoders(), or module:Class of your own
     *,
-    weights: str | None = None,  # of a trained model, such as "listops"; see list_pretrained()
+    weights: str | None = None,  # what it was trained on, such as "listops"; see list_pretrained()
     **options,                   # of the architecture, such as dim=128; see describe_encoder(name)
 ) -> "Encoder":                  # an nn.Module
     """Create an encoder by name, with new weights or with those of a trained model.
@@ -186,7 +186,8 @@ def create_encoder(
     `list_encoders()` gives the names and `describe_encoder(name)` the options of one. All encoders
     have the same interface: `encoder(x, mask, *, trees=None)` with x (B, N, D) and mask (B, N)
     returns an `EncoderOutput` whose `root` is (B, D), and all are in training mode at first. A name
-    `module:Class` is a class of yours. ValueError: an unknown name or option, a broken promise.
+    `module:Class` is a class of yours, which is checked. ValueError: an unknown name, option or set
+    of weights, a wrong value, or a class that fails the checks.
 
     >>> create_encoder("lstm", dim=8)(torch.zeros(1, 3, 8), torch.ones(1, 3).bool()).root.shape
     torch.Size([1, 8])

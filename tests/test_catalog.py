@@ -362,7 +362,7 @@ def test_redirects(server, data, tmp_path):
 
 @pytest.mark.parametrize("address", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:,x", "/etc/passwd", ""])
 def test_only_the_web_is_asked(address):
-    with pytest.raises(CatalogError, match="not an https address"):
+    with pytest.raises(CatalogError, match="not an http or https address"):
         request_file(address, 0, 1)
 
 

@@ -177,7 +177,7 @@ def test_every_other_byte_in_a_head_is_refused(shape):
 def test_what_is_cut_or_continued_is_refused(pixels, data):
     raw = pack_idx(pixels)
     assert "expected" in refused(parse_idx, raw[:data.draw(st.integers(0, len(raw) - 1))], 3)
-    assert "behind the head" in refused(parse_idx, raw + data.draw(st.binary(min_size=1, max_size=9)), 3)
+    assert "after the header" in refused(parse_idx, raw + data.draw(st.binary(min_size=1, max_size=9)), 3)
     assert "00 00 08 01" in refused(parse_idx, raw, 1)
 
 

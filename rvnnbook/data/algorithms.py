@@ -23,7 +23,7 @@ class AlgorithmError(ValueError):
     "Traversals of no tree, or arguments that no example satisfies."
 
 
-NumberTree = tuple | None                 # (left, label, right): a tree, a word, a tree
+NumberTree = tuple | None                 # (left, label, right); None: no node
 ORDERS: dict[str, tuple[int, int, int]] = {    # the order of the three parts
     "preorder": (1, 0, 2), "inorder": (0, 1, 2), "postorder": (0, 2, 1)}
 

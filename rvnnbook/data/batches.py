@@ -45,7 +45,7 @@ class Vocabulary:
         self,
         tokens: str | Sequence[str],  # w, one sentence, (n,); or its text, which is split first
     ) -> list[int]:                   # token ids, (n,) in [0, V)
-        "Token ids of a sentence; raises for a token without an id."
+        "Token ids of a sentence; a token without an id raises, unless `unknown` is set."
         tokens = self.split(tokens) if isinstance(tokens, str) else tokens
         if self.unknown is not None:
             return [self.ids.get(token, self.ids[self.unknown]) for token in tokens]
@@ -110,7 +110,7 @@ def bucket_batches(
     seed: str | None,             # determines the order; None: keep the given order
     length: Callable,             # length(example): sort key
     stretch: int,                 # batches in a bucket that is sorted by length, >= 1
-) -> list[list]:                  # every example once, in batches of similar length
+) -> list[list]:                  # every example once; of similar length if there is a seed
     "Shuffle, sort within buckets, cut into batches, shuffle the batches."
     order, whole, random = list(examples), size * stretch, Random(seed)
     if seed is not None:
@@ -137,9 +137,9 @@ def token_batches(
 
 # %% ../../nbs/implementations/batches.ipynb #ba873f3f
 class BucketLoader:
-    """Batches of examples of similar length; `for` yields those of one epoch, `next` never ends.
+    """Batches of examples of similar length: the rest of an epoch by `for`, or endless by `next`.
 
-    Each is what `collate` makes of some examples. `state_dict` saves the position."""
+    A batch is `collate(list of examples)`; `state_dict` saves the position."""
     def __init__(
         self,
         examples: Sequence,        # examples to batch, at least one

@@ -176,7 +176,7 @@ def request_file(
 ) -> http.client.HTTPResponse:
     "Request a file, or its part from an offset on."
     if urlsplit(address).scheme not in ("https", "http"):
-        raise CatalogError(f"{address}: not an https address")
+        raise CatalogError(f"{address}: not an http or https address")
     headers = {"User-Agent": "rvnnbook", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"

@@ -57,7 +57,7 @@ def rows_of(
 
 # %% ../../nbs/implementations/corpora.ipynb #6e3a9c12
 def paws_tokens(
-    text: str,                   # a sentence of PAWS, tokenised
+    text: str,                   # a sentence of PAWS, tokenized
 ) -> tuple[str, ...]:            # w, (n,)
     "Tokens of PAWS, also of texts written as Python bytes literals (Zhang et al. 2019)."
     if re.fullmatch(r"b(['\"]).*\1", text):

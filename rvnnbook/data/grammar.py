@@ -161,7 +161,7 @@ def write_prolog(
 ) -> tuple[str, ...]:
     "The symbols of a formula in Prolog, with no more brackets than needed."
     name, *children = tree
-    def inside(part, *weaker):   # in brackets where an operator binds less tightly
+    def inside(part, *weaker):   # in brackets if its constructor is one of these
         written = write_prolog(part)
         return ("(", *written, ")") if part[0] in weaker else written
     if name in ("Literal", "Variable"):
@@ -182,7 +182,7 @@ class Action(NamedTuple):
     "A step of building a tree."
     name: str            # a constructor, a symbol or REDUCE
     field: str           # the current field, "type name"
-    parent: int          # step that created the node with this field; for the root's field 0
+    parent: int          # step that created the node with this field; 0 for the root
 
 
 def field_type(

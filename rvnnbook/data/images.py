@@ -91,10 +91,10 @@ def parse_idx(
                          f"00 00 08 {axes:02x}, got {raw[:4].hex(' ') or 'nothing'}")
     head = 4 + 4 * axes
     if len(raw) < head:
-        raise ImageError(f"expected a head of {head} bytes, got {len(raw)}")
+        raise ImageError(f"expected a header of {head} bytes, got {len(raw)}")
     shape = tuple(map(int, np.frombuffer(raw[4:head], ">u4")))
     if len(raw) - head != math.prod(shape) or 0 in shape:
-        raise ImageError(f"expected {' x '.join(map(str, shape))} bytes behind the head and at "
+        raise ImageError(f"expected {' x '.join(map(str, shape))} bytes after the header and at "
                          f"least one, got {len(raw) - head}")
     return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
 
@@ -316,7 +316,7 @@ def make_pictures(
 # %% ../../nbs/implementations/images.ipynb #cc035e69
 class ImageBatch(NamedTuple):
     "A batch of images with the fields that a classifier expects."
-    ids: "torch.Tensor"     # brightness in place of token numbers, (B, N, C) float32 in [0, 1]
+    ids: "torch.Tensor"     # brightness in place of token ids, (B, N, C) float32 in [0, 1]
     mask: "torch.Tensor"    # True everywhere, (B, N) bool
     trees: "torch.Tensor"   # 0 everywhere, there is no tree, (B, N) int64
     labels: "torch.Tensor"  # (B,) int64 in 0 to 9

@@ -223,7 +223,7 @@ def collect_examples(
     propose: Callable,                       # propose(): an expression
     accept: Callable = lambda tokens: True,  # accept(tokens): whether to keep an expression
     exclude_test: bool = True,               # leave out expressions of the official test
-    patience: int = 2_000_000,               # rejected tokens, plus ten a draw, before an error
+    patience: int = 2_000_000,               # most tokens rejected in a row, plus ten a draw
 ) -> list[tuple[str, ...]]:                  # different expressions in random order
     "Draw different expressions until there are enough, and shuffle them."
     seen, kept, wasted = (set(official_fingerprints()) if exclude_test else set()), [], 0

@@ -140,7 +140,7 @@ class Fingerprints:
 def stream_expressions(
     split: ListOpsSplit,          # neither a set nor a mixture
     seed: int,                    # seed of the draws
-    patience: int = 5_000_000,    # rejected tokens, plus ten a draw, before an error
+    patience: int = 5_000_000,    # most tokens rejected in a row, plus ten a draw
 ) -> Iterator[tuple[str, ...]]:   # different expressions, without end
     "Draw the expressions of a split one after the other, keeping fingerprints alone."
     random, seen, propose, wasted = Random(seed), Fingerprints(), proposer(split), 0

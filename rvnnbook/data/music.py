@@ -299,7 +299,7 @@ def make_music(
     shortest: int = 8,                             # steps, >= 1
     longest: int = 64,                             # steps
 ) -> Music:
-    "Sample a collection of pieces, each a random walk over chords of random length."
+    "Sample a collection of pieces, each a random walk of random length over the chords."
     if min(sizes) < 1 or not 1 <= shortest <= longest:
         raise MusicError("music needs a piece in every part and 1 <= shortest <= longest, "
                          f"got sizes {sizes}, shortest {shortest}, longest {longest}")

@@ -225,7 +225,7 @@ def read_numbered(
     path: str | Path,            # lines of a number, a space and a sentence
     labels: Sequence[str],       # the labels of 0, 1, 2, ...
 ) -> list[Sentence]:
-    "Read a file of tokenised sentences behind the numbers of their labels."
+    "Read a file of tokenized sentences, each after the number of its label."
     def parse(line):
         number, space, text = line.partition(" ")
         if number not in map(str, range(len(labels))) or not text:

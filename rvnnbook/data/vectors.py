@@ -90,7 +90,7 @@ def fits(
     index: Path,                 # need not exist
     path: Path,                  # a file of vectors
     dim: int | None,             # D; None: any
-) -> int:                        # D; 0 if the index is invalid or belongs to another file
+) -> int:                        # D; 0 if the index is invalid, of another file or of another D
     "Check that an index belongs to a file, and return its dimension."
     if not index.exists() or index.stat().st_size < HEAD.size + ENTRY.itemsize:
         return 0

@@ -200,10 +200,10 @@ def _rounds(encoder, layer):
 
 # %% ../../nbs/implementations/crvnn.ipynb #c692824a
 def _split_rows(held, ended, places, width, kept):
-    """Rows of sentences that have halted, and of the others.
+    """Rows of sentences that have halted (of `ended`), and of the others (of `kept`).
 
     `held`: whether each goes on; `ended`: rows, states, exists, rounds; `places`: of compacted
-    positions, or None; `width`: of all positions; `kept`: what goes on.
+    positions, or None; `width`: of all positions; `kept`: tensors with a row for each sentence.
     """
     out, on = (torch.tensor([row for row, going in enumerate(held) if going == which],
                             dtype=torch.int64, device=ended[0].device) for which in (False, True))
@@ -327,7 +327,8 @@ class CRvNNParts(Encoder):
 
 # %% ../../nbs/implementations/crvnn.ipynb #62aa5147
 def _rounds_between_waits(encoder, x):
-    "1 on a CPU and with compaction; with dropout, since rows that halted would draw masks, too."
+    """Rounds between checks for halted sentences: 1 on a CPU, with compaction or with dropout
+    (halted rows would draw dropout masks, too); else about log2 of the padded length."""
     dropout = encoder.cell.dropout.p if encoder.training else 0
     waits = encoder.compaction or x.device.type == "cpu" or dropout
     return 1 if waits else x.shape[1].bit_length()
@@ -354,7 +355,8 @@ class CRvNN(CRvNNParts):
         """Encode sentences: root (B, D), states (B, N, D), loss: the mean weighted halt penalty.
 
         `x` holds token vectors (B, N, D), `mask` is True on tokens (B, N); `trees` and `generator`
-        are not used. `trace`: existence (T + 1, B, N), composition (T, B, N), trees, rounds.
+        are not used. `trace`: existence (T + 1, B, N), composition (T, B, N), trees, rounds,
+        penalty.
         """
         _refuse_compaction(self.compaction, self.threshold,
                           self.training and not self.train_compacted)

@@ -27,7 +27,7 @@ def find_duplicates(
 # %% ../../nbs/implementations/distinct_beam.ipynb #55c44781
 class BeamStates(NamedTuple):
     "What a beam holds after every step."
-    states: Tensor         # keys of the rows of trees, (T, B, K) int64
+    states: Tensor         # sums of the keys of the trees, less the leaves, (T, B, K) int64
     filled: Tensor         # whether there is a hypothesis, (T, B, K) bool
 
 def beam_states(

@@ -94,7 +94,7 @@ def _find_trees(leaves: Tensor, mask: Tensor, cell, weigh, seen: list | None = N
                       cell(states[sent], states[to]).to(states.dtype))
         by_place[sent] = none
         merges += [sent, to]
-        if device.type == "cpu":       # elsewhere, which pairs there are is not looked up
+        if device.type == "cpu":       # elsewhere all are scored: no wait
             members = members[:, inside[members].all(0)]
     return _heights_of(merges, len(states)).view(batch, -1)[order.argsort(), 1:-1]
 
@@ -129,8 +129,8 @@ class TreeParts(Encoder):
 
     def weigh(self, left: Tensor, right: Tensor,
               parents: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Scores u (...) of pairs of states (..., D), and their parents (..., D) if composed here;
-        parents that are known are not composed again."""
+        """Scores u (...) of pairs of states (..., D); their parents (..., D), composed here if not
+        given, or None if the scorer reads the pair."""
         *hidden, last = self.scorer
         if hidden:
             seen, parents = torch.cat([left[..., :self.seen], right[..., :self.seen]], -1), None
@@ -201,7 +201,7 @@ def _empty_table(parts: TreeParts, leaves: Tensor, more: int) -> DrawnMerges:
     """Leaves, their pairs, and room for the pairs of later rounds.
 
     `parts`: cell and scorer; `leaves`: of all sentences, one after the other, (L, D); `more`: pairs
-    that rounds will add. Returns: the first L pairs have children, leaf i and leaf i + 1.
+    that rounds will add. Returns: the table; its first L pairs have the children leaf i and i + 1.
     """
     total, pairs = len(leaves), len(leaves) + more
     first = torch.arange(total + 1, device=leaves.device).unfold(0, 2, 1)

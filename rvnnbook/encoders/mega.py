@@ -55,8 +55,8 @@ def _distance_table(bias: Tensor, length: int) -> Tensor:
     `bias`: r, from the farthest left to the farthest right, (2 M - 1,); `length`: N. Returns:
     r_(j-i), distances of M - 1 and more alike, (N, N).
     """
-    reach, places = len(bias) // 2, torch.arange(length, device=bias.device)
-    return bias[(places - places[:, None]).clamp(-reach, reach) + reach]
+    last, places = len(bias) // 2, torch.arange(length, device=bias.device)
+    return bias[(places - places[:, None]).clamp(-last, last) + last]
 
 def _gated_head(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor,
                 mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,8 +108,8 @@ def _rewrite(layer: MegaLayer, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]
     update, shared, reset, direct = layer.mx(averages).split(layer.parts, -1)
     queries, keys = (F.silu(shared)[..., None, :] * layer.qk_scale + layer.qk_shift).unbind(-2)
     bias = _distance_table(layer.rel_pos_bias, x.shape[1])
-    fetched, weights = _gated_head(queries, keys, F.silu(layer.v(read)), bias, mask)
-    candidate = F.silu(direct + layer.h(fetched * F.silu(reset)))
+    retrieved, weights = _gated_head(queries, keys, F.silu(layer.v(read)), bias, mask)
+    candidate = F.silu(direct + layer.h(retrieved * F.silu(reset)))
     return x + update.sigmoid() * (layer.dropout(candidate) - x), weights
 
 # %% ../../nbs/implementations/mega.ipynb #c2f4c7b3

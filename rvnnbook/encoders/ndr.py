@@ -98,7 +98,7 @@ class RouterParts(Encoder):
         hidden: int | None = None,        # width of the data network; 2 D if not given
         scalar_gate: bool = False,        # one gate a position instead of one a channel
         gate_bias: float = -3.0,          # of a gate at the start; far below 0: closed
-        gate_dropout: float = 0.05,       # chance to sit out a layer in training, in [0, 1)
+        gate_dropout: float = 0.05,       # probability to skip a layer in training, in [0, 1)
         dropout: float = 0.0,             # on retrieved vectors and in the networks, in [0, 1)
         readout: str = "start",           # "start", "end", "first" or "last"
     ):

@@ -67,8 +67,8 @@ def _halt_act(step: Callable, sure: Callable, states: Tensor, there: Tensor, lim
     `step`: step(H, E, rows, waits): new states, gates, attention of these rows; `sure`: sure(H): h,
     (B, N) in (0, 1); `states`: H, (B, N, D); `there`: True = token, START or END, (B, N) bool;
     `limit`: most layers, >= 1; `threshold`: epsilon, in [0, 1); `history`: gets rows, gates,
-    attention and shares of every layer. Returns: mean states (B, N, D); T + R (B, N); number of
-    layers (B,).
+    attention and shares of every layer; `every`: number of layers after which finished sentences
+    leave. Returns: mean states (B, N, D); T + R (B, N); number of layers (B,).
     """
     rows = torch.arange(len(states), device=states.device)
     used, mean, running = torch.zeros_like(rows), torch.zeros_like(states), there
@@ -133,7 +133,7 @@ class HaltingNDR(_StoppingRouter):
     def __init__(
         self,
         dim: int,                         # D, width of token vectors and of the root
-        layers: int = 20,                 # maximum number of layers, >= 1
+        layers: int = 20,                 # most layers, >= 1; in evaluation: attribute test_layers
         heads: int | None = None,         # H, must divide D; one for 32 channels if not given
         gate_bias: float = -3.0,          # initial bias of the gates; far below 0: closed
         gate_dropout: float = 0.05,       # probability to skip a layer in training, in [0, 1)
@@ -172,7 +172,7 @@ class AdaptiveNDR(_StoppingRouter):
     def __init__(
         self,
         dim: int,                         # D, width of token vectors and of the root
-        layers: int = 20,                 # maximum number of layers, >= 1
+        layers: int = 20,                 # most layers, >= 1; in evaluation: attribute test_layers
         heads: int | None = None,         # H, must divide D; one for 32 channels if not given
         gate_bias: float = -3.0,          # initial bias of the gates; far below 0: closed
         gate_dropout: float = 0.05,       # probability to skip a layer in training, in [0, 1)

@@ -23,12 +23,16 @@ from ..layers.tree_search import activation_derivative
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #680d1f7a
 class OrderedMemory(Encoder):
-    "Ordered Memory: a stack of soft slots, one pass from the left (Ordered Memory section 3)."
+    """Ordered Memory: a stack of soft slots, one pass from the left (Ordered Memory section 3).
+
+    Trace: `slots`, probabilities p of the choices, (B, N, K); `trees`, composition steps of the
+    most probable tree, (B, N).
+    """
     def __init__(
         self,
         dim: int,                      # D, width of token vectors, slots and root
         slots: int = 21,               # K, number of slots, >= 1
-        least: float = 1e-5,           # a reach below this is none, in [0, 1); 0: keep all
+        least: float = 1e-5,           # a reach below this is none, in [0, 1); 0: keep nearly all
         hidden: int | None = None,     # width of the cell's hidden layer; 4 D if not given
         activation: str = "relu",      # of cell and match: "relu", "gelu" or "gelu_tanh"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)

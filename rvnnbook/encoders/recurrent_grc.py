@@ -23,7 +23,7 @@ class RecurrentGRC(Encoder):
         directions: int = 1,           # 1: left to right; 2: both, each of width D / 2
         start: str = "zero",           # "zero": h_0 = 0; "first": h_1 = x_1
         readout: str = "end",          # "end": the last states; "mean": over all tokens
-        hidden: int | None = None,     # width of a cell's hidden layer; 4 times its own width
+        hidden: int | None = None,     # width of a cell's hidden layer; 4 D / directions if None
         activation: str = "gelu",      # of the cell: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     ):

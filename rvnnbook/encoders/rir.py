@@ -54,7 +54,8 @@ def _make_inner(name: str | nn.Module, dim: int, hidden: int | None = None,
         return name
     check_choice("inner", name, INNERS)
     if options.get("cell", "grc") != "grc":
-        raise ValueError(f"nodes have one half only, a cell {options['cell']!r} would need two")
+        raise ValueError("an inner model needs a cell with one state vector, cell='grc', got "
+                         f"{options['cell']!r}")
     inner = INNERS[name](dim, hidden=hidden, dropout=dropout, **options)
     if name == "crvnn":
         inner.leaf = inner.leaf_norm = nn.Identity()
@@ -88,8 +89,9 @@ class RIR(Encoder):
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         """`x`: token vectors, (B, N, D); `mask`: (B, N) bool, True = token, tokens first;
-        `trees`: not used: the tree depends on lengths only; `generator`: not used: nothing is
-        drawn; `trace`: keep the nodes of each level. Returns: root (B, D), loss of the inner
+        `trees`: not used: the tree depends on lengths only; `generator`: not used: inner models
+        draw from PyTorch's own; `trace`: keep the number of nodes before each level, and the trees
+        of a `LeftFold`. Returns: root (B, D), loss of the inner
         model."""
         x = check_batch(x, mask, self.dim)
         x = x if self.s4d is None else self.s4d.mix(x, mask)
@@ -104,7 +106,8 @@ def _recurse(inner, leaves: Tensor, mask: Tensor, arity: int, rule: str = 'alway
 
     `inner`: called with chunks (M, A, D) and their mask; gives an EncoderOutput; `leaves`: (B, N,
     D); `mask`: (B, N) bool, True = token, tokens first; `arity`: k, nodes to a chunk, >= 2;
-    `rule`: "always" or "late"; `trace`: keep the numbers of nodes per level. Returns: root (B, D),
+    `rule`: "always" or "late"; `trace`: keep the numbers of nodes per level, and the trees of a
+    `LeftFold`. Returns: root (B, D),
     loss of the inner model.
     """
     losses = []

@@ -34,7 +34,7 @@ def _cut_level(widths: Tensor, arity: int, rule: str = "always") -> tuple[Tensor
 def string_it(
     sizes: Tensor,         # nodes of each chunk of this level, (M,)
     slots: Tensor,         # hypothesis that each place of a node takes, (L, K)
-    found: Tensor,         # places of each node that are taken, (L,)
+    found: Tensor,         # V, hypotheses of each node that count, (L,)
 ) -> tuple[Tensor, Tensor]:    # entries K l + b of the level below (M, K, W); strings (M, K) bool
     "The results of the level below in each hypothesis of a chunk (rir section 3.1)."
     real = length_mask(sizes)

@@ -25,7 +25,7 @@ class S4DBlock(S4DLayer):
         super().__init__(dim, directions=2, **options)
         self.lag = lag
 
-    forward = S4DLayer.mix       # states are zero on padding
+    forward = S4DLayer.mix       # the input must be zero on padding
 
     def context(self, read: Tensor) -> Tensor:
         "The context of tokens, zero on padding: (B, N, D) -> (B, N, D)."

@@ -26,9 +26,10 @@ def _level_gates(flat: Sequence[Tensor], gates: Tensor | None,
                  below: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Gates and content of all nodes of a level (self_iru Eq. 2.1-2.3).
 
-    `flat`: F_f, F_o, F_z, (..., M, D) each; `gates`: alpha, beta, alpha, beta, ..., (..., 2 K);
-    None for leaves; `below`: h of the level below, (..., 2 K or 1, D); None for leaves. Returns: f,
-    o and z, (..., K or M, D) each.
+    K: nodes of the level; M: those with an F of their own, 1 or K. `flat`: F_f, F_o, F_z,
+    (..., M, D) each; `gates`: alpha, beta, alpha, beta, ..., (..., 2 K); None for leaves; `below`:
+    h of the level below, (..., 2 K, D), or (..., 1, D) if its nodes are all equal; None for leaves.
+    Returns: f, o and z, (..., K or M, D) each.
     """
     f, o, z = flat
     if below is not None and gates is not None:
@@ -135,7 +136,7 @@ class IRU(nn.Module):
         dim: int,                      # D
         depth: int = 1,                # L, levels of gates that are networks, >= 0
         base: str | Callable = "linear",   # F: "linear", "lstm", or make(dim, nodes)
-        share: str = "depth",          # F shared by all nodes of a "depth", or by no other "node"
+        share: str = "depth",          # "depth": one F for each level; "node": one for each node
     ):
         super().__init__()
         check_counts(0, depth=depth)
@@ -155,7 +156,7 @@ class IRU(nn.Module):
         return self.extent(x).to(x.dtype).sigmoid() if self.extent else x[..., :0]
 
     def forward(self, x: Tensor, state: Sequence | None = None) -> tuple[Tensor, list]:
-        """`x`: (B, T, D); `state`: by level: of the base, and memories; None: begin. Returns: h_t
+        """`x`: (B, T, D); `state`: by level, of base and memories; None: zero. Returns: h_t
         (B, T, D), and the state to go on with."""
         before, memories = zip(*state) if state else ([None] * len(self.bases), None)
         found = [base(x, kept) for base, kept in zip(self.bases, before)]
@@ -182,7 +183,7 @@ class SelfIRU(Encoder):
         dim: int,                      # D, width of token vectors and of the root
         depth: int = 1,                # L, levels of gates that are networks, >= 0
         base: str | Callable = "linear",   # F: "linear", "lstm", or make(dim, nodes)
-        share: str = "depth",          # F shared by all nodes of a "depth", or by no other "node"
+        share: str = "depth",          # "depth": one F for each level; "node": one for each node
         directions: int = 1,           # 1: left to right; 2: both, each of width D / 2
     ):
         super().__init__()

@@ -70,10 +70,10 @@ def multi_head_attention(
     keys: Tensor,          # (B, N, D)
     values: Tensor,        # (B, N, D)
     mask: Tensor,          # (B, N) bool, True = token, tokens first
-    heads: int,            # H; for xPos even, for positions D / H even
+    heads: int,            # H; with xPos even; D / H even, unless position is "none"
     position: str,         # one of POSITIONS
 ) -> Tensor:               # what each head fetches, side by side, (B, N, D)
-    "Multi-head attention, by the library's routine without a table (Vaswani et al. 2017)."
+    "Multi-head attention without a stored weight matrix (Vaswani et al. 2017)."
     xpos, tensors = position == "xpos", (queries, keys, values)
     if xpos:
         tensors = [flip_odd_heads(x, mask, heads) for x in tensors]
@@ -145,7 +145,7 @@ class Transformer(Encoder):
         self,
         dim: int,                          # D, width of token vectors and of the root
         layers: int = 6,                   # T, how many steps, >= 1
-        heads: int = 4,                    # H, divides D
+        heads: int = 4,                    # H, divides D; even with xPos; D / H even with positions
         hidden: int | None = None,         # width of the position-wise network; 4 D if not given
         activation: str = "gelu",          # its activation, "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,              # dropout of what is added to the states, in [0, 1)

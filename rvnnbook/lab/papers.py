@@ -92,7 +92,7 @@ class Way:
     experiment: str                                     # its notebook below nbs/experiments
     parameters: dict                                    # by which its runs are known
     asked: dict = field(default_factory=dict)           # what a command says besides
-    which: int = 0                                      # of several splits of a pattern
+    which: int = 0                                      # index, where a pattern has several
     instead: str = ""                                   # our model, if it stands in for the row's
     reading: str = ""                                   # suffix of a split: how weights were used
     profile: str = "cpu"                                # that a command asks for
@@ -138,7 +138,7 @@ def chosen_runs(records: Iterable[dict]) -> list[dict]:        # of one model
     return sorted(max(groups.values(), key=rank, default=[]), key=lambda r: r["seed"])
 
 def provenance(runs: Sequence[dict], modules: bool = True) -> str:     # what chosen_runs gave
-    "Where a number comes from: profile, seeds, device, commits, changed modules by name or not."
+    "Origin of a number: profile, seeds, device, commits; changed modules, by name if `modules`."
     seeds, (commits, devices) = dict.fromkeys(str(run["seed"]) for run in runs), sittings(runs)
     changed = dict.fromkeys(name.removeprefix("rvnnbook.") for run in runs
                             for name in changed_modules(run))
@@ -170,7 +170,8 @@ class NumberPair:
 def pair(
     table: PaperTable, row: str, column: str,  # a row not in the table is compared with nothing
     split: str, runs: Sequence[dict],          # of our metrics; what chosen_runs gave
-    metric: str = "accuracy", of: str | None = None,   # its name in our metrics, in the cell
+    metric: str = "accuracy",                  # ours, in the record
+    of: str | None = None,                     # of the paper, where a cell has several numbers
     unit: float | None = None,                 # to multiply ours by; 100 for percent
 ) -> NumberPair:
     "Put one number of a paper beside ours, in the paper's unit."

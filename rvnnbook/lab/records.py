@@ -59,7 +59,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 class Leg(_Strict):
-    "One sitting of a training."
+    "One leg of a training: its part between two interruptions."
     commit: _Commit | None
     dirty: bool | None         # whether the package had uncommitted changes
     device: _Words
@@ -137,7 +137,7 @@ def new_record(
     experiment: str, parameters: dict, *, profile: str, seed: int,     # what was asked for
     modules: dict[str, str],           # code_hashes() when the run began
     metrics: dict[str, dict], rule: str,       # split -> name -> number, measured by which rule
-    legs: Sequence[dict] = (), finished: bool = True,      # the sittings of its training
+    legs: Sequence[dict] = (), finished: bool = True,      # the legs of its training
     wall_s: float | None = None,       # seconds it took; those of the legs if not given
     trace: dict | None = None,         # what make_trace gave
 ) -> dict:                             # a valid record
@@ -255,7 +255,7 @@ def append(record: dict, trace: dict | None = None, folder: Path | None = None) 
     names = record.keys() - {"id", "recorded", "peak_memory_mb", "commit", "dirty"}
     for other in scan(path)[0] if record["legs"] else ():
         if record["id"] != other["id"] and all(record[name] == other.get(name) for name in names):
-            return path        # it is of the same sittings and says the same of them
+            return path        # it is of the same legs and says the same of them
     if trace is not None:
         write_whole(trace_path(record, folder), _line(trace))
     try:
@@ -387,7 +387,7 @@ def changed_modules(record: dict) -> list[str]:
     return [name for name in now if now[name] != record["modules"][name]]
 
 def sittings(records: Iterable[dict]) -> tuple[str, str]:
-    "Commits, + where they had uncommitted changes, and devices: of trainings, else of recording."
+    "Commits (with + if there were uncommitted changes) and devices of all legs, or of records."
     legs = [leg for record in records for leg in record["legs"] or [record]]
     names = [leg["commit"][:7] + "+" * leg["dirty"] if leg["commit"] else "unknown" for leg in legs]
     return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(l["device"] for l in legs))

@@ -85,7 +85,7 @@ def _lock(path):
         _current.locks[path] = _current.stack.enter_context(hold(path))
 
 # %% ../../nbs/workshop/run.ipynb #3db7f1c2
-SITTING = ("minutes", "measure_now")       # parameters that records do not contain
+SITTING = ("minutes", "measure_now")       # of one call of the command; records lack them
 
 def run_identity(experiment: str, run: SimpleNamespace) -> str:    # name; checked parameters
     "The identity that the record of a run has."
@@ -103,9 +103,9 @@ def recorded_runs(experiment: str, names: Iterable[str]) -> set[str]:     # name
 
 def call_fresh(
     function: str, arguments: dict,            # "module:name"; JSON data, by name
-    threads: int = 1, seconds: float | None = None,    # of PyTorch; until it is given up
+    threads: int = 1, seconds: float | None = None,    # of PyTorch; time limit
 ):                                             # what the function returns, JSON data
-    "Call a function in a process of its own; if that fails, the error has its last line."
+    "Call a function in a new process; StatusError with the last line of its errors if it fails."
     code = ("import json, pkgutil, sys; function, arguments = json.load(sys.stdin); "
             "print(json.dumps(pkgutil.resolve_name(function)(**arguments)))")
     numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
@@ -121,7 +121,7 @@ def tagged_cells(notebook: dict) -> list[tuple[int, str]]:    # number and sourc
     return [(number, "".join(cell["source"])) for number, cell in enumerate(notebook["cells"], 1)
             if cell["cell_type"] == "code" and "run" in cell["metadata"].get("tags", [])]
 
-def run_cells(source: Path, parameters: dict) -> dict:     # a notebook; by name -> its names
+def run_cells(source: Path, parameters: dict) -> dict:    # notebook; values -> its variables
     "Run the cells tagged `run` in this process: no kernel, no figures, no executed copy."
     notebook = open_notebook(source)
     names = {"run": check_parameters(notebook, parameters)}
@@ -154,7 +154,7 @@ def _has_unfinished(names):
 # %% ../../nbs/workshop/run.ipynb #f0050d54
 @contextmanager
 def handle_signals(handle: Callable, afterwards=None) -> Iterator[dict]:   # handle(number, frame)
-    "Call a function on a stop signal; ignored ones stay ignored, as below nohup."
+    "Call a function on a stop signal; signals that are ignored, as under nohup, stay ignored."
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handle) for number in SIGNALS
               if main and signal.getsignal(number) != signal.SIG_IGN}

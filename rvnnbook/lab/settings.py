@@ -70,11 +70,11 @@ def strict(
     session = {"In", "Out", "get_ipython", "exit", "quit", "open", "strict"}
     given = {name: value for name, value in names.items()
              if name in rules or not (name in session or name.startswith("_")
-                                      or "_checked" in names)}  # a second call by hand finds more
+                                      or "_checked" in names)}  # later names, in a second call
     if given.get("profile") in [*profiles]:
         filled = profiles[given["profile"]]
         given |= {name: filled.get(name) for name in rules if given.get(name) is None}
-    else:                                        # the others have no values without it
+    else:                                        # unknown profile: accept None
         types |= {name: (types[name][0] | None, None) for name in allowed}
     model = create_model("Parameters", __config__=ConfigDict(strict=True, extra="forbid"), **types)
     checked = check_model(model, given, "parameter")

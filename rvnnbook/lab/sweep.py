@@ -86,7 +86,7 @@ class SweepSettings(BaseModel):
     resources: dict[str, _Nonnegative | str] = {}  # such as {num_cpus: 1, num_gpus: 1}
 
 def rows(settings: dict) -> list[dict]:    # parameters of each run, by name
-    "Every row of the grid with every row of the list and of the parallel lists."
+    "Every row of grid with every row of list and of zip."
     def side_by_side(table, combine):
         return [dict(zip(table, values)) for values in combine(*table.values())] or [{}]
     profile = {"profile": settings["profile"]} if settings["profile"] else {}
@@ -172,7 +172,7 @@ def command_of(plan: SweepPlan, task: SweepTask) -> list[str]:     # task: one o
 class State(NamedTuple):
     "The state of one run."
     word: str                # finished, refused, stopped, failed, begun or to do
-    message: str = ""        # why it is not finished: the last line of its log
+    message: str = ""        # why it is not finished: the last error or line in its log
 
 KILL_AFTER = 90.0            # seconds that a run has for its last checkpoint
 _children = set()            # processes of runs that this process waits for
@@ -311,7 +311,8 @@ ENGINES = {"local": local_pool, "ray": ray_pool, "slurm": slurm_pool}
 
 # %% ../../nbs/workshop/sweep.ipynb #8426e62f
 def sweep(
-    plan: SweepPlan, engine: str = "local", address: str | None = None,   # one of ENGINES; of Ray
+    plan: SweepPlan, engine: str = "local",    # engine: one of ENGINES
+    address: str | None = None,                # of a Ray cluster; "local": Slurm's stand-in
 ) -> dict[str, State]:                                     # state of every run, by key
     "Make all runs of a plan that have no record."
     from tqdm import tqdm

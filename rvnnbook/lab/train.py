@@ -38,7 +38,7 @@ from ..optimization import OPTIMIZERS, make_optimizer
 BETTER = {"accuracy": "max", "nll": "min"}
 
 class TrainConfig(BaseModel):
-    "What a training run is made by: every number that its result depends on."
+    "The settings of a training run; the model and the batches have settings of their own."
     model_config = ConfigDict(strict=True, extra="forbid")
     optimizer: Literal[OPTIMIZERS] = Field("radam_lookahead", description="as of make_optimizer")
     learning_rate: float = Field(1e-3, gt=0, description="at the start")
@@ -92,8 +92,8 @@ class Run:
     "Everything that a training run is at one moment."
 
     def __init__(
-        self, model: nn.Module, batches: BucketLoader, recipe: TrainConfig,    # what, what on, how
-        folder: Path | None, settings: dict,       # of checkpoints; what else a resumption shares
+        self, model: nn.Module, batches: BucketLoader, recipe: TrainConfig,
+        folder: Path | None, settings: dict,       # of checkpoints; more that must match to resume
     ):
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
@@ -359,7 +359,7 @@ def restore(run: Run):    # just made
 # %% ../../nbs/workshop/train.ipynb #77725add
 @contextmanager
 def stop_signals():      # list of the signals received
-    "Record SIGINT, SIGTERM and SIGHUP; pass them on at the end to a handler that the program set."
+    "Record SIGINT, SIGTERM and SIGHUP; at the end pass the first on to the program's own handler."
     received = []
 
     def record(number, frame):
@@ -379,7 +379,7 @@ class Outcome(NamedTuple):
     step: int            # t, steps made in all
     best: dict | None    # the row of the history with the best metric
     history: list[dict]  # one row a check
-    legs: list[dict]     # who made which steps
+    legs: list[dict]     # parts of the run between interruptions, with machine and commit
 
 def _check_bounds(run, judge, time_budget):
     "Refuse a training that would never end, or that would end before its first check."
@@ -392,7 +392,7 @@ def _check_bounds(run, judge, time_budget):
 # %% ../../nbs/workshop/train.ipynb #cf27c8e0
 def train(
     model: nn.Module, batches: BucketLoader,   # trained in place, left with the best weights; data
-    judge: Callable | None = None,         # judge(model): dict of numbers; None: nobody
+    judge: Callable | None = None,         # judge(model): dict of numbers; None: no evaluation
     *, folder: str | Path | None = None,   # where checkpoints live; None: nowhere
     loss: Callable = classification_loss,  # loss(model, batch): mean over the batch's rows
     time_budget: float = math.inf, save_every: float = 60.0,   # seconds: a call, a checkpoint

@@ -133,7 +133,7 @@ VERDICTS = ("reproduced", "differs", "not learned", "smaller scale", "not run", 
 def judge_number(
     difference: float | None,      # ours minus the paper's; None without a run
     allowed: float, cap: float,    # the tolerance; largest difference that counts as reproduced
-    learned: bool, in_full: bool,  # as `has_learned` says; trained and tested as in the paper
+    learned: bool, in_full: bool,  # as `_judge` decides; trained and tested as in the paper
 ) -> str:                          # one of VERDICTS
     "What follows from a number of a paper and ours."
     if difference is None:
@@ -147,13 +147,13 @@ def judge_number(
 # %% ../../nbs/workshop/verdicts.ipynb #5d0c7be1
 TEST_SIZE = 2000           # expressions in each test that was drawn anew
 
-def on_own_test(split: str, runs: Sequence[dict]) -> bool:     # split: that runs were asked
-    "Whether it is the test of the papers; film reviews of which an end was cut off are not."
+def on_own_test(split: str, runs: Sequence[dict]) -> bool:     # split: a test of these runs
+    "Whether it is the papers' test; truncated film reviews do not count."
     cut = re.fullmatch("IMDB [a-z ]*test", split) and any(run["parameters"].get("longest")
                                                           for run in runs)
     return OWN_TEST.fullmatch(split) is not None and not cut
 
-def asked_in_full(split: str, runs: Sequence[dict]) -> bool:   # split: that runs were asked
+def asked_in_full(split: str, runs: Sequence[dict]) -> bool:   # split: a test of these runs
     "Whether it is the paper's test, or one drawn anew by its generator, and the whole of it."
     def whole(run):
         most, count = run["parameters"].get("test_size"), run["metrics"][split].get("count", 0)

@@ -108,7 +108,7 @@ def select_pairs(
     scores: np.ndarray,    # s, (B, K); overwritten by the new ones
     first: np.ndarray,     # noise of the pairs, (B, K, P), or (B, K, 0)
     second: np.ndarray,    # noise of the proposals, (B, K C), or (B, 0)
-    arena: tuple,          # states and halves (M, D + 2 d'), codes (M,) and table of an Arena
+    arena: tuple,          # states and halves (M, D + 2 d'), d' = d + 1, codes (M,) and table
     used: int,             # its next free place; new nodes follow from there
     made: np.ndarray,      # place of each parent, (B, K); written
     parents: np.ndarray,   # which hypothesis each new one comes from, (B, K); written
@@ -166,7 +166,7 @@ def write_nodes(
     arena: np.ndarray,     # states and halves, (M, D + 2 d'); written
     new: Beams,            # hypotheses, their missing scores are written
 ) -> None:
-    "A step of the search behind the cell: nodes to their places, scores beside them."
+    "The step after the cell: store the new nodes, and score the pairs beside them."
     dim, half = nodes.shape[1], len(weight)
     arena[used:used + len(nodes), :dim], arena[used:used + len(nodes), dim:] = nodes, halves
     for b in range(len(made)):
@@ -190,7 +190,7 @@ def compiled_rows(
     logits: Tensor,        # scores of their pairs, -inf for none, (B K, N+1); overwritten
     scores: Tensor,        # s, (B, K), -inf for none; overwritten
     sizes: Tensor,         # nodes of each sentence, (B,), the greatest N
-    order: Tensor,         # their numbers, by which the result is sorted, (B,)
+    order: Tensor,         # number of the sentence of each row, (B,)
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple:                # the fields of a Search up to the final scores
     "Beam search over rows of places with compiled bookkeeping (rir section 2)."

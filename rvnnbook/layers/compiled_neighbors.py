@@ -35,7 +35,7 @@ def compiled(
 
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a0a
 class Windows(NamedTuple):
-    "Of each position, arrays or tensors; for gradients, first and stop are the ends of T_l."
+    "Arrays or tensors; for gradients, first and stop are the ends of each position's receivers."
     first: Any             # where its window begins, (B, N), nondecreasing along a sentence
     stop: Any              # where it ends, exclusive, (B, N), nondecreasing, >= first
     edge: Any              # k, position that is retrieved in part, (B, N) in [0, N)
@@ -123,7 +123,7 @@ def window_gradients(
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a15
 @compiled
 def _log_add(one: float, other: float) -> float:
-    "log(exp one + exp other). `one`: a logarithm, or -inf; `other`: likewise. Returns: the sum's."
+    "log(exp one + exp other). `one`, `other`: logarithms, or -inf. Returns: likewise."
     if one < other:
         one, other = other, one
     return one + (np.log(2) if one == other else np.log1p(np.exp(other - one)))

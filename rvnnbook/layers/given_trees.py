@@ -34,7 +34,7 @@ def _number_nodes(trees: Tensor | None,
     """Number the tokens, then the parents round by round; give the children of every parent.
 
     `trees`: composition steps, (B, N); `mask`: (B, N) bool, True = token, on the host. Returns:
-    children; parents a round; roots.
+    children of every parent; number of parents of every round; roots.
     """
     trees = cast(Tensor, trees.cpu() if isinstance(trees, Tensor) else None)     # then refused
     targets, lengths = merge_targets(trees, mask).tolist(), mask.sum(1).tolist()
@@ -68,7 +68,7 @@ def compose_by_height(
     if isinstance(cell, GRC) and not mixed:
         kept = cell.training and cell.dropout.p > 0
         keep = draw_kept(cell, len(children), leaves) if kept else None
-        plan = ReplayPlan(numbers, numbers, pairs.view(-1, 2), counts)
+        plan = ReplayPlan(numbers, numbers, pairs.view(-1, 2), counts)      # first two: not used
         return replay(cell, leaves, plan, keep)[ends]
     nodes, children = list(leaves.unbind()), iter(children)
     for count in counts:

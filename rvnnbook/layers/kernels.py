@@ -355,8 +355,9 @@ def _compose_back(grads: Tensor, share: Tensor, boxes: Tensor, mixed: Tensor, me
 
     `grads`: at the normed values, without what later slots add, (L, B, D); `share`, `boxes`,
     `mixed`, `means`, `rates`, `scale`, `first`, `second`: as in `_compose`; `slopes`: derivatives
-    of the hidden units, (L B, H). Returns: gradients at the normed values (L B, D), the boxes
-    (L B, 6 D), the hidden units (L B, H) and the running vectors (L, B, D).
+    of the activation times dropout factors, (L B, H). Returns: gradients at the normed values
+    (L B, D), the boxes (L B, 6 D), the hidden units before the activation (L B, H) and the running
+    vectors (L, B, D).
     """
     (_, count, dim), steps, carry = grads.shape, [], torch.zeros_like(grads[0])
     parts = (one.split(count) for one in (share, boxes, mixed, means, rates, slopes))

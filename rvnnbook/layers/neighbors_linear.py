@@ -25,7 +25,7 @@ def _existence_units(exists: Tensor) -> tuple[Tensor, int, int]:
     """Existence as integers, with exact sums and differences.
 
     `exists`: e, existence, (B, N) in [0, 1]. Returns: e in whole units, (B, N) int64; units in one;
-    units that round off.
+    units above one that still count as one.
     """
     bits = min(52, 63 - (exists.shape[-1] + 1).bit_length())
     units = (exists.detach().double() * 2.0 ** bits).round().long()

@@ -101,10 +101,11 @@ def _place_step(encoder, arena: Arena, generator: torch.Generator | None = None)
 class ParentSearch(NamedTuple):
     "What a search leaves behind."
     arena: Arena           # all nodes
-    roots: Tensor          # places of the final nodes, 0 where a slot is empty, (B, K)
+    roots: Tensor          # places of the final nodes, of no meaning in an empty slot, (B, K)
     scores: Tensor         # s, -inf where a slot is empty, (B, K) double
-    history: list          # of every step: rows, scores, pairs, origins, (B', K') each; pairs that
-                           # end and since when, (B', K', 3, 2); log Z before, (B', K)
+    history: list          # of every step: sentences (B',); scores, pairs, origins, (B', K') each;
+                           # pairs that end and since when, (B', K', 3, 2); log Z of every
+                           # hypothesis before the step, (B', K'')
     tokens: Tensor         # where the tokens are in the flat batch, (L,)
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ class PositionIndex(NamedTuple):
                 else values.flatten(0, 1).index_copy(0, self.places, rows).view_as(values))
 
     def spread(self, rows: Tensor, like: Tensor) -> Tensor:    # (M, D), (B, N, any) -> (B, N, D)
-        "These rows at the positions, and zero at all others."
+        "These rows at the positions, and zero at all others; without `places` the rows as given."
         return (rows if self.places is None
                 else self.scatter(rows.new_zeros(*like.shape[:2], rows.shape[1]), rows))
 
@@ -108,7 +108,7 @@ class RoundTape:
         self.rows, self.found = [], None
 
     def begin(self) -> None:
-        "Drop what an earlier backward pass has left, which did not ask for gradients of weights."
+        "Drop rows of an earlier backward pass that asked for no gradients of the weights."
         now = torch._C._current_graph_task_id()
         if now != self.backward_pass:
             self.backward_pass, self.rows, self.found = now, [], None
@@ -192,9 +192,9 @@ def _compose_round(tape, seen: Tensor, share: Tensor, rows: PositionIndex) -> tu
     """New states of receivers.
 
     `tape`: weights; `seen`: X, (B, N, (2 kappa + 1) D + 1); `share`: left(c), (M, 1); `rows`: the
-    receivers. Returns: (M, D); children, content and gates (M, 6 D), hidden units before and after
-    the activation and dropout factors or None (M, H), input of the norm (M, D), its mean and rate
-    (M, 1), parents (M, D).
+    receivers. Returns: (M, D); children, content and gates (M, 6 D), hidden units before the
+    activation, after it and dropout, and dropout factors or None (M, H), input of the norm (M, D),
+    its mean and rate (M, 1), parents (M, D).
     """
     weights, dim, window = tape.weights, len(tape.weights.scale), tape.window
     pairs = seen.flatten(0, 1)[:, (window - 1) * dim:(window + 1) * dim]       # left(r) and r

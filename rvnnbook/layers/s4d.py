@@ -110,8 +110,9 @@ def _as_real(numbers: Tensor) -> Tensor:
 def _evaluate_polynomials(coefficients: Tensor, coarse: Tensor, fine: Tensor) -> Tensor:
     """Values of real polynomials, from two small tables of powers.
 
-    `coefficients`: g_l, (..., D, T), real; `coarse`: powers of z_n^R, (D, I, N/2), real or complex,
-    I R >= T; `fine`: powers of z_n, (D, R, N/2). Returns: sum over l of g_l z_n^l, (..., D, N/2).
+    `coefficients`: g_l, (..., D, T), real; `coarse`: powers of z_n^R, (..., D, I, N/2), real or
+    complex, I R >= T; `fine`: powers of z_n, (..., D, R, N/2). Returns: sum over l of g_l z_n^l,
+    (..., D, N/2).
     """
     rows, width = coarse.shape[-2], fine.shape[-2]
     padded = F.pad(coefficients, (0, rows * width - coefficients.shape[-1]))
@@ -222,7 +223,7 @@ class S4DLayer(nn.Module):
         norm: str = "none",              # "none", "pre", "post" or "batch"; see NORMS
         dropout: float = 0.0,            # dropout before the gated linear unit, in [0, 1)
         freeze_backward: bool = False,   # no gradient through the right-to-left direction
-        directions: int = 1,             # readings that share the rates of a channel, 1 or 2
+        directions: int = 1,             # 1; 2 in S4DBlock, which has its own context
     ):
         super().__init__()
         check_choice("norm", norm, NORMS)

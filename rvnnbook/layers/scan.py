@@ -37,8 +37,8 @@ def scan_loop(
 def _states_before(c: Tensor, c0: Tensor, back: bool = False) -> Tensor:
     """The same states one step late.
 
-    `c`: c_1, ..., c_T, (B, T, D); `c0`: the state to begin with, (B, D); `back`: it stands behind
-    the last. Returns: what each step began with, (B, T, D).
+    `c`: c_1, ..., c_T, (B, T, D); `c0`: the state to begin with, (B, D); `back`: time runs
+    backwards, and c0 comes after c_T. Returns: the state that each step starts from, (B, T, D).
     """
     return torch.cat([c[:, 1:], c0[:, None]] if back else [c0[:, None], c[:, :-1]], 1)
 
@@ -79,7 +79,7 @@ def scan_blocks(f: Tensor, b: Tensor, c0: Tensor, back: bool = False) -> Tensor:
 
 # %% ../../nbs/implementations/scan.ipynb #e45f89fe
 FORMS = {"loop": scan_loop, "blocks": scan_blocks}
-NARROW, LONG = 1024, 64          # B D up to which, T from which blocks are faster; on a CPU
+NARROW, LONG = 1024, 64          # blocks are chosen on a CPU for B D <= NARROW, T >= LONG
 
 def _scan_form(b: Tensor) -> str:
     """The form that is faster for tensors of that size on that device.
@@ -97,7 +97,10 @@ def linear_scan(
     c0: Tensor | None = None,    # c_0, memory before the first step, (B, D); None: zero
     form: str | None = None,     # "loop", "blocks", or None: by size and device
 ) -> Tensor:                     # c_1, ..., c_T, (B, T, D), in single precision at least
-    "The memory c_t = f_t c_(t-1) + b_t after every step, and its gradients (self_iru section 2)."
+    """The memory c_t = f_t c_(t-1) + b_t after every step, with gradients (self_iru section 2).
+
+    ValueError: wrong shapes, empty tensors, an unknown form. TypeError: complex numbers.
+    """
     if b.ndim != 3 or f.shape != b.shape or b.numel() == 0:
         raise ValueError("f and b must have one shape (B, T, D) and not be empty, "
                          f"got {tuple(f.shape)} and {tuple(b.shape)}")

@@ -19,9 +19,10 @@ class _CopiedBias(torch.autograd.Function):
     "A copy of the bias for each step and row of a block; its gradient gives that of the weights."
     @staticmethod
     def forward(ctx, bias: Tensor, weight: Tensor, inputs: list, rows: int) -> Tensor:
-        """`bias`: b, (O,) or (M, O); `weight`: W, (O, I) or (M, O, I), not used here, so that
-        backward can return its gradient; `inputs`: empty, the loop adds X_t and its version, (B, I)
-        or (M, B, I); `rows`: B. Returns: (BLOCK, B, O) or (BLOCK, M, B, O)."""
+        """`bias`: b, (O,) or (M, O); `weight`: W, (O, I) or (M, O, I), an argument only
+        so that backward can return its gradient; `inputs`: an empty list, to which the loop adds
+        each X_t, (B, I) or (M, B, I), and its version; `rows`: B. Returns: (BLOCK, B, O) or
+        (BLOCK, M, B, O)."""
         ctx.inputs = inputs
         return bias[..., None, :].expand(BLOCK, *bias.shape[:-1], rows, -1)
 
@@ -30,7 +31,7 @@ class _CopiedBias(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         if any(x._version != version for x, version in ctx.inputs):
             raise RuntimeError("an input of a StepLinear was changed in place before backward")
-        x = torch.stack([x for x, _ in ctx.inputs]).to(grad.dtype)       # lower under autocast
+        x = torch.stack([x for x, _ in ctx.inputs]).to(grad.dtype)       # half under autocast
         grad = grad[:len(x)]                                             # steps that were made
         return grad.sum((0, -2)), torch.einsum("t...bo, t...bi -> ...oi", grad, x), None, None
 
@@ -51,7 +52,10 @@ class _Product(torch.autograd.Function):
 
 # %% ../../nbs/implementations/step_linear.ipynb #57e90009
 class StepLinear:
-    "Linear maps in a loop; the gradient of their weights is one product for each block of steps."
+    """Linear maps in a loop; the gradient of their weights is one product for each block of steps.
+
+    RuntimeError in the backward pass if an input was changed in place after its step.
+    """
     def __init__(
         self,
         join: Callable,               # torch.cat: of one input; torch.stack: of an input each

@@ -146,7 +146,7 @@ def build_beam_trace(
     scores: Tensor,        # (B, K), -inf where a slot is empty
     history: list,         # rows, scores, pairs, origins of every step
     mask: Tensor,          # (B, N) bool, True = token
-) -> dict:                 # roots, scores, weights, beams (B, K, N), trees (B, N); history
+) -> dict:     # roots, scores, weights, beams, trees; step_scores, picks, origins (T, B, K) each
     "Trace of all steps and the resulting trees."
     lengths, (B, K) = mask.sum(1).tolist(), scores.shape
     shape, T = (max(lengths) - 1, B, K), max(lengths) - 1
@@ -274,7 +274,7 @@ class Search(NamedTuple):
     "All decisions of a search, and the nodes that it made."
     around: Tensor         # outer left, left, right, outer right of every merge, (T, B, K, 4)
     made: Tensor           # places of the nodes made, 0 for none, (T, B, K)
-    parents: Tensor        # which hypothesis each one came from, (T, B, K) in [0, K)
+    parents: Tensor        # back pointers: which hypothesis each continues, (T, B, K)
     norms: Tensor          # log Z of the hypothesis each one came from, (T, B, K)
     roots: Tensor          # places of the final nodes in the arena, (B, K)
     scores: Tensor         # s, final scores, (B, K)

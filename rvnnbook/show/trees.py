@@ -328,7 +328,7 @@ def staircase_drawing(
 def genealogy_places(
     beams: Sequence,  # for each step the hypotheses, each a tuple of choices one longer than before
 ) -> dict:            # {prefix: (step, height)} of every ancestor of a final hypothesis
-    "Positions of the ancestors of the final hypotheses: each at the mean of its descendants."
+    "Positions of the ancestors of the final hypotheses: each at the mean of its children."
     final = sorted({tuple(one) for one in beams[-1]})
     steps = len(beams) - 1
     if any(len(one) != t for t, beam in enumerate(beams) for one in beam):

@@ -26,7 +26,7 @@ from ..registry import create_encoder, read_weights
 
 # %% ../../nbs/implementations/heads.ipynb #5c0f1a7e
 class ClassifierOutput(NamedTuple):
-    "What a classifier returns; `predict_labels` gives the labels of any number of classes."
+    "What a classifier returns; `predict_labels` turns its logits into labels."
     logits: Tensor             # one logit a class, (B, classes), or (B, 1) for two classes
     loss: Tensor | float       # auxiliary loss, plus the cross-entropy if labels are given
     encoding: EncoderOutput    # of the encoder: root, states, loss, trace

@@ -41,7 +41,7 @@ def pair_up(
 # %% ../../nbs/implementations/pair.ipynb #2f7cf86f
 class PairClassifier(Classifier):
     "One label for each pair of sentences, with one encoder for both (crvnn App. A)."
-    sides = 2                          # of an example of `predict`
+    sides = 2                          # sentences of an example
 
     def __init__(
         self, encoder: Encoder, vocabulary: int | Vocabulary | Iterable[str],   # as for Classifier

@@ -155,7 +155,7 @@ class QuestionEncoder(nn.Module):
 
 # %% ../../nbs/implementations/parser.ipynb #b7000d
 class ActionDecoder(nn.Module):
-    "One step of the decoder, and the scores of the actions (Yin & Neubig 2018)."
+    "One step of the decoder; `Parser.log_probs` scores the actions (Yin & Neubig 2018)."
     def __init__(
         self,
         table: ActionTable,      # the actions
@@ -165,7 +165,6 @@ class ActionDecoder(nn.Module):
         dropout: float,          # of attentional vectors, in [0, 1)
     ):
         super().__init__()
-        self.rules = table.first_symbol
         self.actions = nn.Embedding(len(table.names), dim // 2, padding_idx=START)
         self.fields = (nn.Embedding(len(table.fields), dim // 8, padding_idx=0) if parents
                        else None)
@@ -216,7 +215,7 @@ class Parser(nn.Module):
                 nn.init.zeros_(weight[:1].detach())
 
     def log_probs(self, seen: Tensor) -> Tensor:
-        "`seen`: attentional vectors, (..., D). Returns: rules and symbols sum to 1 each, (..., V)."
+        "`seen`: attentional vectors, (..., D). Returns: log-probabilities, one softmax a kind."
         logits = F.linear(self.decoder.out(seen), self.decoder.actions.weight, self.decoder.bias)
         rules, symbols = logits[..., 2:].tensor_split([self.table.first_symbol - 2], -1)
         return torch.cat([torch.full_like(logits[..., :2], -math.inf), rules.log_softmax(-1),

@@ -116,7 +116,7 @@ class Seq2Seq(nn.Module):
                 generator: torch.Generator | None = None) -> EncoderOutput:
         """`ids`: tokens of the questions, (B, N) int64; `mask`: True = token, (B, N) bool;
         `targets`: y, target words, (B, M) int64; `generator`: for stochastic encoders. Returns:
-        of the encoder; states: logits, (B, M, V)."""
+        the encoder's output, with logits (B, M, V) as its states."""
         memory, found = self.read(ids, mask, generator)
         before = F.pad(targets[:, :-1], (1, 0), value=START)
         return found._replace(states=self.decoder(memory, before).scores)

@@ -34,7 +34,7 @@ def sequence_nll(
 @torch.no_grad()
 def evaluate_sequences(
     model: nn.Module,        # returns an EncoderOutput with logits as states; set to eval mode
-    dealt: Iterable,         # batches with rolls (B, T, K) and mask (B, T), on its device
+    dealt: Iterable,         # batches with rolls (B, T, K) and mask (B, T), on the model's device
 ) -> dict[str, float]:       # nll: NLL per step; nll_by_piece: mean over pieces
     "Mean negative log-likelihood over steps and over pieces (Bai et al. 2018)."
     model.eval()
@@ -74,7 +74,7 @@ def fit_key_by_key(
     by_last: bool = True,     # whether the prediction depends on the last step
     by_key: bool = True,      # whether the prediction depends on the key
 ) -> KeyByKey:
-    "Maximum-likelihood log-odds from counts, with half a case added to each count."
+    "Log-odds from counts, with half a case added to each count (additive smoothing)."
     now, later = (torch.cat([torch.as_tensor(piece[part]).double() for piece in pieces])
                   for part in (slice(-1), slice(1, None)))
     cases = torch.stack([(1 - now).sum(0), now.sum(0)])
@@ -108,7 +108,7 @@ class NextSet(nn.Module):
     def __init__(
         self,
         encoder: Encoder,           # causal encoder that returns states
-        keys: int = 88,             # K, numbers in a set
+        keys: int = 88,             # K, keys that a step can contain
         dropout_in: float = 0.0,    # dropout before the encoder, in [0, 1)
         dropout_out: float = 0.0,   # dropout after the encoder, in [0, 1)
     ):

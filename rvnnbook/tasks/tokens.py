@@ -43,17 +43,17 @@ def ancestors(
 
 # %% ../../nbs/implementations/beyond.ipynb #2548bc11
 def _compose_nodes(leaves: Tensor, trees: Tensor, mask: Tensor, cell) -> Tensor:
-    """The states of all parents, each at the position that it sends (crvnn Eq. 1-2).
+    """The states of all parents, each at the position that is merged (crvnn Eq. 1-2).
 
     `leaves`: leaf states, (B, N, S); `trees`: composition steps, (B, N); `mask`: (B, N) bool, True
     = token; `cell`: f, called as cell(left, right) on (M, S). Returns: state of parent i at
     position i, zero where there is none, (B, N, S).
     """
     made = [leaves[0, :0]]
-    def with_norm(left, right):
+    def recorded(left, right):
         made.append(cell(left, right))
         return made[-1]
-    compose_by_height(leaves, trees, mask, with_norm)
+    compose_by_height(leaves, trees, mask, recorded)
     places = trees.nonzero()
     places = places[trees[trees > 0].argsort(stable=True)]
     parents = torch.cat(made).to(leaves.dtype)
@@ -66,7 +66,7 @@ def _attend_up(queries: Tensor, keys: Tensor, values: Tensor, above: Tensor,
 
     `queries`: q, of tokens, (B, N, H, W); `keys`: k, of parents, (B, N, H, W); `values`: v, of
     parents, (B, N, H, W); `above`: parents above each token, then -1, (B, N, A); `slope`: lambda,
-    one a head, (H,). Returns: y (B, N, H, W), shares (B, N, H, A).
+    one a head, (H,). Returns: y (B, N, H, W), attention weights (B, N, H, A).
     """
     batch, length, _, width = queries.shape
     rows = torch.arange(batch, device=above.device)[:, None, None] * length
@@ -99,7 +99,7 @@ class AncestorAttention(nn.Module):
     def forward(self, tokens: Tensor, nodes: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
         """`tokens`: leaf states, (B, N, D); `nodes`: states of the parents, (B, N, D);
         `above`: parents above each token, then -1, (B, N, A). Returns: tokens in their context
-        (B, N, D), shares (B, N, H, A)."""
+        (B, N, D), attention weights (B, N, H, A)."""
         queries = self.query(tokens).unflatten(-1, (self.heads, -1))
         keys, values = self.key_value(nodes).unflatten(-1, (2, self.heads, -1)).unbind(2)
         found, shares = _attend_up(queries, keys, values, above, self.slope)
@@ -146,7 +146,8 @@ class TokenClassifier(nn.Module):
                 generator: torch.Generator | None = None, trace: bool = False) -> EncoderOutput:
         """`ids`: token ids in [0, V), (B, N) int64; `mask`: (B, N) bool, True = token;
         `trees`: composition steps, (B, N), if needed; `generator`: for encoders that draw;
-        `trace`: keep the encoder's trace. Returns: the encoder's; states: (B, N, classes)."""
+        `trace`: keep the encoder's trace. Returns: the encoder's output, with logits
+        (B, N, classes) as its states."""
         out = self.encoder(self.embedding(ids), mask, trees=trees, generator=generator, trace=trace)
         return out._replace(states=self.head(out.states))
 
