@@ -172,7 +172,7 @@ class Encoder(nn.Module):
 def encoder_width(
     encoder: Encoder,                                # any encoder, of the book or your own
 ) -> int:                                            # D
-    "The width of an encoder's vectors; TypeError if it has no `dim`, such as a name."
+    "The width of an encoder's vectors; TypeError for anything without `dim`, such as a name."
     if not hasattr(encoder, "dim"):
         raise TypeError("expected an encoder, such as create_encoder('crvnn', dim=64), "
                         f"got {type(encoder).__name__}")

@@ -387,7 +387,7 @@ def changed_modules(record: dict) -> list[str]:
     return [name for name in now if now[name] != record["modules"][name]]
 
 def sittings(records: Iterable[dict]) -> tuple[str, str]:
-    "Commits (with + if there were uncommitted changes) and devices of all legs, or of records."
+    "Commits (+: with uncommitted changes) and devices of all legs; of records that have none."
     legs = [leg for record in records for leg in record["legs"] or [record]]
     names = [leg["commit"][:7] + "+" * leg["dirty"] if leg["commit"] else "unknown" for leg in legs]
     return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(l["device"] for l in legs))

@@ -86,7 +86,7 @@ class SweepSettings(BaseModel):
     resources: dict[str, _Nonnegative | str] = {}  # such as {num_cpus: 1, num_gpus: 1}
 
 def rows(settings: dict) -> list[dict]:    # parameters of each run, by name
-    "Every row of grid with every row of list and of zip."
+    "Every combination of `grid` with every row of `list` and of `zip`."
     def side_by_side(table, combine):
         return [dict(zip(table, values)) for values in combine(*table.values())] or [{}]
     profile = {"profile": settings["profile"]} if settings["profile"] else {}

@@ -190,7 +190,7 @@ def compiled_rows(
     logits: Tensor,        # scores of their pairs, -inf for none, (B K, N+1); overwritten
     scores: Tensor,        # s, (B, K), -inf for none; overwritten
     sizes: Tensor,         # nodes of each sentence, (B,), the greatest N
-    order: Tensor,         # number of the sentence of each row, (B,)
+    order: Tensor,         # original number of each sentence, by which the result is sorted, (B,)
     generator: torch.Generator | None = None,    # of the noise
 ) -> tuple:                # the fields of a Search up to the final scores
     "Beam search over rows of places with compiled bookkeeping (rir section 2)."

@@ -35,7 +35,7 @@ def compiled(
 
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a0a
 class Windows(NamedTuple):
-    "Arrays or tensors; for gradients, first and stop are the ends of each position's receivers."
+    "Of each position, as arrays or tensors; for gradients, first and stop bound its receivers."
     first: Any             # where its window begins, (B, N), nondecreasing along a sentence
     stop: Any              # where it ends, exclusive, (B, N), nondecreasing, >= first
     edge: Any              # k, position that is retrieved in part, (B, N) in [0, N)

@@ -215,7 +215,7 @@ class Parser(nn.Module):
                 nn.init.zeros_(weight[:1].detach())
 
     def log_probs(self, seen: Tensor) -> Tensor:
-        "`seen`: attentional vectors, (..., D). Returns: log-probabilities, one softmax a kind."
+        "Log-probabilities of actions (..., V), rules and symbols apart. `seen`: (..., D)."
         logits = F.linear(self.decoder.out(seen), self.decoder.actions.weight, self.decoder.bias)
         rules, symbols = logits[..., 2:].tensor_split([self.table.first_symbol - 2], -1)
         return torch.cat([torch.full_like(logits[..., :2], -math.inf), rules.log_softmax(-1),
