@@ -354,9 +354,8 @@ class CRvNN(CRvNNParts):
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         """Encode sentences: root (B, D), states (B, N, D), loss: the mean weighted halt penalty.
 
-        `x` holds token vectors (B, N, D), `mask` is True on tokens (B, N); `trees` and `generator`
-        are not used. `trace`: existence (T + 1, B, N), composition (T, B, N), trees, rounds,
-        penalty.
+        `x`: token vectors (B, N, D); `mask`: True on tokens (B, N); `trees`, `generator`: not used;
+        `trace`: existence (T + 1, B, N), composition (T, B, N), trees, rounds and penalty.
         """
         _refuse_compaction(self.compaction, self.threshold,
                           self.training and not self.train_compacted)
