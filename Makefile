@@ -24,7 +24,7 @@ chapter: .venv/ready  ## execute one chapter and build its page: make chapter NB
 	@test -n "$(NB)" || { echo "say which: make chapter NB=nbs/crvnn.ipynb" >&2; exit 2; }
 	@$(BIN)/python _ext/build.py --chapter $(NB)
 
-test: book  ## judge the executed chapters, the package, the command line and the built site
+test: book  ## test the executed chapters, the package, the command line and the built site
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 test-long: book  ## what takes longer: fuzzing, mutants, every page and the whole book in one file
@@ -33,7 +33,7 @@ test-long: book  ## what takes longer: fuzzing, mutants, every page and the whol
 pdf: book  ## the book in one PDF beside the site's first page, and a link there; needs Chromium
 	@$(BIN)/python _ext/onefile.py pdf
 
-epub: book  ## the same as an EPUB
+epub: book  ## the same as an EPUB; needs Chromium, too
 	@$(BIN)/python _ext/onefile.py epub
 
 export: .venv/ready  ## write the package from the notebooks and clean the notebooks
