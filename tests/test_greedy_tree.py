@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from rvnnbook.core import batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
+from rvnnbook.encoders import greedy_tree
 from rvnnbook.encoders.greedy_tree import (
     GreedyTree, TreeParts, _drawn_trace, _drawn_trees, _find_trees, _replace_position, tree_noise)
 from rvnnbook.layers.given_trees import compose_by_height, compose_tree
@@ -351,7 +352,9 @@ def test_pairs_composed_once_equal_the_literal_loop(scorer, sizes, seed, tempera
 
 
 @each
-def test_a_pair_keeps_the_units_that_dropout_gave_it(scorer):
+@pytest.mark.parametrize("group", [5, 1024])
+def test_a_pair_keeps_the_units_that_dropout_gave_it(scorer, group, monkeypatch):
+    monkeypatch.setattr(greedy_tree, "GROUP", group)
     encoder = make(3, scorer=scorer, choice="gumbel", dropout=0.4)
     x, mask = batch_of([7, 7, 7], 3)
     leaves, noise = encoder.leaves(x).detach().requires_grad_(), tree_noise(mask, generator(3))

@@ -9,7 +9,7 @@ __all__ = ['SAME_SIZE', 'merge_pairs', 'propose_pairs', 'prune_beam', 'active_co
            'hash_pair', 'leaf_keys', 'Arena', 'note_kept', 'find_pairs', 'pack_tokens', 'PairArena', 'score_rows',
            'begin_search', 'blank_steps', 'write_steps', 'join_steps', 'search_rows', 'arena_search', 'Lineages',
            'copy_to_host', 'survivors', 'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward',
-           'gate_gradients', 'activation_derivative', 'children_gradient', 'weight_gradients', 'collect_gradients',
+           'gate_gradients', 'activation_derivative', 'hidden_gradient', 'weight_gradients', 'collect_gradients',
            'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores',
            'replay_levels', 'search_and_replay']
 
@@ -763,23 +763,21 @@ def activation_derivative(
     return after.detach(), derivative
 
 # %% ../../nbs/implementations/tree_search.ipynb #17768a20
-def children_gradient(
+def hidden_gradient(
     cell: GRC,             # the cell
     second: Tensor,        # weight of the second layer, from `content_first`
     grad: Tensor,          # gradient at the parents, (M, D)
     boxes: Tensor,         # from `mix_children`, (M, 6 D)
     normed: tuple,         # input of the norm, its mean and scale, (M, ...) each
-    derivative: Tensor,    # of the activation, (M, H)
+    at_hidden: Tensor,     # derivatives of the activation, (M, H); in place the gradients
     at_boxes: Tensor,      # gradients at the boxes, (M, 6 D); written
-    at_before: Tensor,     # at hidden units before the activation, (M, H); written
-) -> Tensor:               # gradients at the children, (M, 2 D)
-    "Propagate gradients from parents to their children."
+) -> None:
+    "Propagate gradients from parents to the hidden units before the activation."
     at_mixed, *_ = torch.ops.aten.native_layer_norm_backward(
         grad, normed[0], [cell.dim], *normed[1:], cell.norm.weight, cell.norm.bias,
         [True, False, False])
     gate_gradients(boxes, at_mixed, at_boxes)
-    torch.mul(derivative, at_boxes[:, 2 * cell.dim:] @ second, out=at_before)
-    return torch.addmm(at_boxes[:, :2 * cell.dim], at_before, cell.w1.weight)
+    at_hidden.mul_(at_boxes[:, 2 * cell.dim:] @ second)
 
 def weight_gradients(
     cell: GRC,             # the cell
@@ -813,7 +811,8 @@ def collect_gradients(
     levels = (box.split(plan.counts) for box in (
         plan.children, own, boxes, at_boxes, at_hidden, *normed) if plan.counts)
     for pairs, above, box, at_box, unit, *parts in [*zip(*levels)][::-1]:
-        at_children = children_gradient(cell, second, above, box, (*parts,), unit, at_box, unit)
+        hidden_gradient(cell, second, above, box, (*parts,), unit, at_box)
+        at_children = torch.addmm(at_box[:, :2 * cell.dim], unit, cell.w1.weight)
         grad.index_add_(0, pairs.flatten(), at_children.view(-1, cell.dim))
     return at_boxes
 
