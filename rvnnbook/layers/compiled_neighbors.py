@@ -28,10 +28,11 @@ def compiled(
     "Compile with numba if it is installed; functions defined in a notebook stay Python."
     if numba is None or function.__module__ == "__main__":
         return function
+    compile_it = partial(numba.njit, fastmath=fastmath, error_model="numpy")
     try:                                                       # cached for other processes
-        return numba.njit(cache=True, fastmath=fastmath)(function)
+        return compile_it(cache=True)(function)
     except RuntimeError:                                       # no writable cache
-        return numba.njit(fastmath=fastmath)(function)
+        return compile_it()(function)
 
 # %% ../../nbs/implementations/compiled_neighbors.ipynb #c0de1a0a
 class Windows(NamedTuple):
