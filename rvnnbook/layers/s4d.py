@@ -66,12 +66,12 @@ class Convolution(torch.autograd.Function):
         signal, spectrum = ctx.saved_tensors
         length, slope = grad.shape[1], torch.fft.rfft(grad.mT, ctx.size)
         slope = slope.unflatten(1, spectrum.shape[:2])
-        to_x = torch.fft.irfft((slope * spectrum.conj()).sum(1), ctx.size)[..., :length]
-        lags = torch.fft.irfft((slope * signal[:, None].conj()).sum(0), ctx.size)
+        to_x = torch.fft.irfft(sum(map(torch.mul, slope.unbind(1), spectrum.conj())), ctx.size)
+        lags = torch.fft.irfft(slope.mul_(signal[:, None].conj()).sum(0), ctx.size)
         both = lags[0, :, :length], lags[-1].roll(-1, 1).flip(1)[:, :length]  # 0, 1, ..., -2, -1
         to_past, to_future = (part if needed else None
                               for part, needed in zip(both, ctx.needs_input_grad[1:]))
-        return to_x.mT.contiguous(), to_past, to_future, None
+        return to_x[..., :length].mT.contiguous(), to_past, to_future, None
 
 # %% ../../nbs/implementations/s4d.ipynb #10482bcf
 def convolve(
