@@ -128,8 +128,7 @@ def test_powers_and_polynomials(count, pairs, seed):
 def test_what_is_refused():
     weights, ratios = draw(2, 3)
     for call, said in ((lambda: power_sums(weights, ratios, 0), "length >= 1"), (lambda: power_sums(weights[:1], ratios, 4), "(1, 3)"),
-                       (lambda: convolve(torch.ones(1, 2, 3)), "neither"),
-                       (lambda: convolve(torch.ones(1, 2, 3), torch.ones(3, 2), apart=True), "got past"), (lambda: S4DKernel(3, 5), "5"), (lambda: S4DKernel(3, 0), "0"),
+                       (lambda: convolve(torch.ones(1, 2, 3)), "neither"), (lambda: S4DKernel(3, 5), "5"), (lambda: S4DKernel(3, 0), "0"),
                        (lambda: S4DLayer(3, norm="both"), "'both'")):
         with pytest.raises(ValueError) as error:
             call()
@@ -213,22 +212,6 @@ def test_convolution_by_the_sum(length, seed, which, with_direct):
     inputs = x, *kernels.values()
     assert_same([found, *slopes(found, inputs)], [expected, *slopes(expected, inputs)])
     for one in inputs:                               # gradients of one input alone
-        assert_same(slopes(found, (one,)), slopes(expected, (one,)))
-
-
-@many
-@given(lengths, seeds, st.booleans())
-def test_convolutions_side_by_side(length, seed, with_direct):
-    gen = torch.Generator().manual_seed(seed)
-    x, past, future, direct = (torch.randn(*shape, generator=gen, dtype=torch.float64).requires_grad_()
-                               for shape in ((2, length, 3), (3, length), (3, length), (2, 3)))
-    inputs, sides = (x, past, future), (None, None)
-    if with_direct:
-        inputs, sides = (*inputs, direct), direct
-    found = convolve(x, past, future, direct if with_direct else None, apart=True)
-    expected = torch.cat([convolve(x, past, direct=sides[0]), convolve(x, future=future, direct=sides[1])], -1)
-    assert_same([found, *slopes(found, inputs)], [expected, *slopes(expected, inputs)])
-    for one in inputs:
         assert_same(slopes(found, (one,)), slopes(expected, (one,)))
 
 

@@ -44,59 +44,48 @@ def _transform_length(length: int) -> int:
 
 # %% ../../nbs/implementations/s4d.ipynb #10482bce
 class Convolution(torch.autograd.Function):
-    "Convolutions by Fourier transforms; their gradients are convolutions (Gu et al. 2022)."
+    "Convolution by Fourier transforms; its gradients are convolutions (Gu et al. 2022)."
     @staticmethod
-    def forward(ctx, x: Tensor, past: Tensor | None, future: Tensor | None, apart: bool) -> Tensor:
-        """`x`: (B, T, D), real; `past`: K_l, (D, T); `future`: K'_l, (D, T); `apart`: both sums
-        side by side. Returns: (B, T, D), or (B, T, 2 D) if `apart`."""
+    def forward(ctx, x: Tensor, past: Tensor | None, future: Tensor | None) -> Tensor:
+        "`x`: (B, T, D), real; `past`: K_l, (D, T); `future`: K'_l, (D, T). Returns: (B, T, D)."
         ctx.size = size = _transform_length(x.shape[1])
-        spectra = [torch.fft.rfft(past, size)] if past is not None else []
+        spectrum = 0 if past is None else torch.fft.rfft(past, size)
         if future is not None:
-            spectra.append(torch.fft.rfft(future, size).conj())
-        spectrum = torch.stack(spectra)                              # one or two sums
-        spectrum = spectrum if apart else spectrum.sum(0, keepdim=True)
+            spectrum = spectrum + torch.fft.rfft(future, size).conj()
         signal = torch.fft.rfft(x.mT, size)                          # channels first: faster
         ctx.save_for_backward(signal, spectrum)
-        found = torch.fft.irfft(signal[:, None] * spectrum, size)[..., :x.shape[1]]
-        return found.flatten(1, 2).mT.contiguous()
+        return torch.fft.irfft(signal * spectrum, size)[..., :x.shape[1]].mT.contiguous()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         signal, spectrum = ctx.saved_tensors
         length, slope = grad.shape[1], torch.fft.rfft(grad.mT, ctx.size)
-        slope = slope.unflatten(1, spectrum.shape[:2])
-        to_x = torch.fft.irfft(sum(map(torch.mul, slope.unbind(1), spectrum.conj())), ctx.size)
-        lags = torch.fft.irfft(slope.mul_(signal[:, None].conj()).sum(0), ctx.size)
-        both = lags[0, :, :length], lags[-1].roll(-1, 1).flip(1)[:, :length]  # 0, 1, ..., -2, -1
+        to_x = torch.fft.irfft(slope * spectrum.conj(), ctx.size)[..., :length].mT.contiguous()
+        lags = torch.fft.irfft((slope * signal.conj()).sum(0), ctx.size)      # 0, 1, ..., -2, -1
+        both = lags[:, :length], lags.roll(-1, 1).flip(1)[:, :length]
         to_past, to_future = (part if needed else None
                               for part, needed in zip(both, ctx.needs_input_grad[1:]))
-        return to_x[..., :length].mT.contiguous(), to_past, to_future, None
+        return to_x, to_past, to_future
 
 # %% ../../nbs/implementations/s4d.ipynb #10482bcf
 def convolve(
     x: Tensor,                      # signal, zero on padding, (B, T, D)
     past: Tensor | None = None,     # K_l, weight of the token l positions before, (D, T)
     future: Tensor | None = None,   # K'_l, weight of the token l positions later, (D, T)
-    direct: Tensor | None = None,   # weight of the token itself, (D,); (2, D) if `apart`
-    apart: bool = False,            # past and future side by side, not their sum
-) -> Tensor:                        # (B, T, D), or (B, T, 2 D) if `apart`
+    direct: Tensor | None = None,   # weight of the token itself, in addition, (D,)
+) -> Tensor:                        # the sum of all, (B, T, D)
     "Convolutions over the past, over the future, or over both, in O(T log T) (Gu et al. 2022)."
-    kernels = {"past": past, "future": future}
-    given = {name: kernel for name, kernel in kernels.items() if kernel is not None}
-    if len(given) < 1 + apart:
-        raise ValueError(f"{'two kernels are' if apart else 'a kernel is'} needed: past, future or "
-                         f"both, got {' and '.join(given) or 'neither'}")
-    for name, kernel in given.items():
-        if kernel.shape != x.shape[:0:-1]:
+    if past is None and future is None:
+        raise ValueError("a kernel is needed: past, future or both, got neither")
+    for name, kernel in {"past": past, "future": future}.items():
+        if kernel is not None and kernel.shape != x.shape[:0:-1]:
             raise ValueError(f"{name} must have shape {tuple(x.shape[:0:-1])}, "
                              f"got {tuple(kernel.shape)}")
-    if direct is not None:          # kernels that are zero except at l = 0
-        for name, weight in zip(kernels, direct if apart else direct[None]):
-            own = F.pad(weight[:, None], (0, x.shape[1] - 1))
-            kernels[name] = own + given[name] if name in given else own
-    return Convolution.apply(x.to(torch.promote_types(x.dtype, torch.float32)),
-                             kernels["past"], kernels["future"], apart)
+    if direct is not None:          # a kernel that is zero except at l = 0
+        own = F.pad(direct[:, None], (0, x.shape[1] - 1))
+        past = own if past is None else past + own
+    return Convolution.apply(x.to(torch.promote_types(x.dtype, torch.float32)), past, future)
 
 # %% ../../nbs/implementations/s4d.ipynb #9abf45e8
 def powers(
@@ -261,6 +250,7 @@ class S4DLayer(nn.Module):
 
     def context(self, read: Tensor) -> Tensor:
         "The context of tokens, zero on padding: (B, N, D) -> (B, N, 2 D)."
-        (past, future), direct = self.kernel(read.shape[1])[0].chunk(2), self.D.view(2, -1)
-        ahead, back = convolve(read, past, future, direct, apart=True).chunk(2, -1)
-        return F.gelu(torch.cat([ahead, back.detach() if self.freeze_backward else back], -1))
+        kernels, direct = self.kernel(read.shape[1])[0].chunk(2), self.D[0].chunk(2)
+        ahead = F.gelu(convolve(read, past=kernels[0], direct=direct[0]))
+        back = F.gelu(convolve(read, future=kernels[1], direct=direct[1]))
+        return torch.cat([ahead, back.detach() if self.freeze_backward else back], -1)
