@@ -254,7 +254,7 @@ class CellTape(NamedTuple):
     second: Tensor         # weight of the second layer, from content_first, (4 D, H)
     boxes: Tensor          # children, content and gates before the sigmoid, (M, 6 D)
     hidden: Tensor         # hidden units, (M, H)
-    at_hidden: Tensor      # derivatives of the activation, (M, H); in place the gradients
+    at_hidden: Tensor      # derivatives of the activation, (M, H); overwritten by gradients
     normed: tuple          # input of the norm, its mean and scale, (M, ...) each
 
     def split(self, counts: list[int]) -> list["CellTape"]:    # how many pairs in each part
