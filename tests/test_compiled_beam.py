@@ -119,6 +119,16 @@ def test_cell_and_scorer_are_those_of_the_encoder(dim, rows, seed):
         assert score == pytest.approx(float(scorer(left[0], right[0])), rel=1e-10, abs=1e-12)
 
 
+@given(st.integers(1, 80), st.sampled_from([0.1, 1.0, 6.0]), seeds)
+def test_scores_in_single_precision(width, spread, seed):
+    torch.manual_seed(seed)
+    left, right, weight = torch.randn(3, width).numpy() * np.float32(spread)
+    sums = torch.from_numpy(left + right).double()
+    parts = torch.from_numpy(weight).double() * torch.nn.functional.gelu(sums)
+    most = float((torch.from_numpy(weight).double() * sums).abs().sum())       # rounding grows with the terms
+    assert abs(_score_pair(left, right, weight) - float(parts.sum())) < 1e-7 * most
+
+
 def test_equal_pairs_are_taken_in_their_order():
     scores = np.array([0.0, -np.inf, -np.inf])
     parents, norms, picks = _choose_pairs(np.zeros((3, 7)), 6, scores, np.empty((3, 0)), np.empty(0), 3)
