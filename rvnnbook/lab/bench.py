@@ -84,7 +84,7 @@ def _warm_up(subject: str, step: Callable, encoder, inputs: list) -> None:
         encoder.form = "auto"
 
 def _later_step(step: Callable, arguments: Iterable, device: str) -> float:
-    """Median of five later steps, of fewer if ten seconds have passed before; seconds.
+    """Median seconds of five later steps, or of those that begin within ten seconds.
 
     `step`: called with the `arguments`; `device`: "cpu" or "cuda".
     """
