@@ -1,12 +1,15 @@
 """What the time of a training step is spent on: `python -m tests.shares` measures it and appends a record to nbs/results."""
 import time
+from contextlib import ExitStack
 from functools import partial
+from unittest.mock import patch
 
 import torch
 from torch.autograd.profiler import profile
 
 from rvnnbook.lab.records import append, new_record
 from rvnnbook.lab.subjects import SUBJECTS, problem, take_step
+from rvnnbook.layers import compiled_beam
 from rvnnbook.origin import code_hashes
 
 DIM = 128
@@ -20,18 +23,41 @@ KINDS = {
     "memory": "copy cat index index_select gather scatter scatter_add fill zero add where embedding_dense_backward index_add index_copy "
               "index_fill masked_fill index_put _index_put_impl clone empty sum stack masked_scatter",
 }
+LOOPS = "select_pairs", "write_nodes", "gated_sums"        # compiled, of a search
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names.split()}
+
+
+def seconds_in_loops(step):
+    "Seconds that a step spends in the compiled loops of a search."
+    spent = 0.0
+
+    def timed(loop):
+        def call(*args):
+            nonlocal spent
+            began = time.perf_counter()
+            found = loop(*args)
+            spent += time.perf_counter() - began
+            return found
+        return call
+    with ExitStack() as stack:
+        for name in LOOPS:
+            stack.enter_context(patch.object(compiled_beam, name, timed(getattr(compiled_beam, name))))
+        step()
+    return spent
 
 
 def step_shares(subject, length, batch, ragged):
     """Seconds of a step, and the shares of its time by kind of operation; `rest`: everything else, such as compiled loops and calls;
-    `largest`: of the one operation that takes most, products aside."""
+    `largest`: of the one operation that takes most, products aside; `loops`: of the compiled loops of a search, without profiling."""
     torch.set_num_threads(1)
     about = SUBJECTS[subject]
     make = partial(about.make, compiled=True) if subject == "beam_tree" else about.make
     inputs, shares, largest = problem(make, length, batch, DIM, ragged=ragged), dict.fromkeys(KINDS, 0.0), 0.0
     for _ in range(2):                                     # loads what is loaded once, and allocates memory
         take_step(about.library, *inputs)
+    began = time.perf_counter()
+    spent = seconds_in_loops(partial(take_step, about.library, *inputs))
+    loops = spent / (time.perf_counter() - began)
     began = time.perf_counter()
     with profile() as profiled:
         take_step(about.library, *inputs)
@@ -43,7 +69,7 @@ def step_shares(subject, length, batch, ragged):
         if kind != "products" and event.key.startswith("aten::"):
             largest = max(largest, share)
     assert sum(shares.values()) < 1, f"{subject}: more than the whole step"
-    return {"seconds": seconds} | shares | {"rest": 1 - sum(shares.values()), "largest": largest}
+    return {"seconds": seconds} | shares | {"rest": 1 - sum(shares.values()), "largest": largest, "loops": loops}
 
 
 if __name__ == "__main__":
@@ -51,4 +77,4 @@ if __name__ == "__main__":
     metrics = {f"n {'<=' if ragged else '='} {length}, batch {batch}, {subject}": step_shares(subject, length, batch, ragged)
                for subject, cases in CASES.items() for length, batch, ragged in cases}
     append(new_record("bench_shares", {"dim": DIM, "threads": 1}, profile="cpu", seed=0, modules=modules, metrics=metrics,
-                      rule="time of one profiled step, after two others", wall_s=round(time.monotonic() - started, 1)))
+                      rule="time of one profiled step, after three others", wall_s=round(time.monotonic() - started, 1)))
