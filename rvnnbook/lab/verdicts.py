@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CAP', 'NEAR', 'RISE', 'LEARNED', 'VERDICTS', 'TEST_SIZE', 'MACHINE', 'tolerance', 'last_digit', 'cap_of', 'curve_of',
            'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'learned_runs', 'longest_runs',
-           'judge_number', 'on_own_test', 'asked_in_full', 'Answer', 'answer_row', 'Versus', 'versus']
+           'judge_number', 'settings_stated', 'on_own_test', 'asked_in_full', 'Answer', 'answer_row', 'Versus',
+           'versus']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -91,10 +92,14 @@ def floor_of(column: str, scores: dict) -> float | None:       # scores: of a re
                  if re.fullmatch(pattern, column)), None)
 
 def still_rising(curve: dict) -> bool:                         # what curve_of gave
-    "Whether validation accuracy rose by RISE within the last quarter of the checks."
-    shares = [share for share in curve.get("accuracy", ()) if share is not None]
-    last = max(1, len(shares) // 4)
-    return len(shares) > 1 and 100 * (max(shares[-last:]) - max(shares[:-last])) >= RISE
+    "Whether validation accuracy rose by RISE in the last quarter of the checks, or of a stage's."
+    found, epochs = curve.get("accuracy") or curve.get("exact_match") or (), curve.get("epoch", ())
+    begun = max((at for at in range(1, len(epochs)) if epochs[at] <= epochs[at - 1]), default=0)
+    def rising(shares):
+        last = max(1, len(shares) // 4)
+        return len(shares) > 1 and 100 * (max(shares[-last:]) - max(shares[:-last])) >= RISE
+    return any(rising([share for share in found[start:] if share is not None])
+               for start in (0, begun))                        # a stage can have its own examples
 
 def has_learned(
     runs: Sequence[dict], floor: float | None,         # the seeds of one model; of the test
@@ -105,7 +110,8 @@ def has_learned(
     if short and any(still_rising(curve) and how_ended(run, curve) != "patience"
                      and not trained_in_full(run, curve) for run, curve in zip(runs, curves)):
         return False
-    best = [max(scores.get("accuracy", 1.0) for scores in run["metrics"].values()) for run in runs]
+    best = [max((scores["accuracy"] for scores in run["metrics"].values() if "accuracy" in scores),
+                default=1.0) for run in runs]
     return floor is None or 100 * statistics.fmean(best) > floor + NEAR
 
 # %% ../../nbs/workshop/verdicts.ipynb #3e7be7d2
@@ -134,18 +140,24 @@ def judge_number(
     difference: float | None,      # ours minus the paper's; None without a run
     allowed: float, cap: float,    # the tolerance; largest difference that counts as reproduced
     learned: bool, in_full: bool,  # as `_judge` decides; trained and tested as in the paper
+    spread: float = 0.0,           # the larger deviation over seeds, of the paper's and ours
 ) -> str:                          # one of VERDICTS
     "What follows from a number of a paper and ours."
     if difference is None:
         return "not run"
     if not learned:
         return "not learned"
-    if not in_full or cap < abs(difference) <= allowed:    # few seeds, or scattered ones
-        return "smaller scale"
-    return "reproduced" if abs(difference) <= min(allowed, cap) else "differs"
+    if in_full and abs(difference) > allowed:
+        return "differs"
+    close = abs(difference) <= cap and spread <= cap       # else seeds are few, or scatter
+    return "reproduced" if in_full and close else "smaller scale"
 
 # %% ../../nbs/workshop/verdicts.ipynb #5d0c7be1
 TEST_SIZE = 2000           # expressions in each test that was drawn anew
+
+def settings_stated(table: PaperTable, row: str) -> bool:      # of a paper
+    "Whether the paper says how the row's model was trained."
+    return not (table.rows[row].get("quoted") or table.name in PAPERS["no_settings"])
 
 def on_own_test(split: str, runs: Sequence[dict]) -> bool:     # split: a test of these runs
     "Whether it is the papers' test; truncated film reviews do not count."
@@ -222,19 +234,22 @@ def _judge(table, both, metric, runs, found):
     counts, chance = [run["metrics"][both.split].get("count") for run in runs], 0.0
     if metric in PERCENT and all(counts):
         share = both.ours / 100
-        chance = 100 * math.sqrt(share * (1 - share) / min(counts))
+        tests = 2 if REDRAWN.fullmatch(both.split) else 1      # then the paper's is another test
+        chance = 100 * math.sqrt(tests * share * (1 - share) / min(counts))
     allowed = tolerance(both.paper_spread, table.runs, spread, both.seeds, chance,
                         last_digit(both.paper), cap)
     curves = [curve_of(run) for run in runs]
-    full = not way_of(table.name, both.row).instead and all(
+    full = settings_stated(table, both.row) and not way_of(table.name, both.row).instead and all(
         trained_in_full(run, curve, table.name) for run, curve in zip(runs, curves))
     floor = (floor_of(both.column, first["metrics"][both.split])
              if metric == "accuracy_percent" else None)
-    learned = has_learned(runs, floor, curves, both.difference < -cap) and not (
+    worse = -both.difference if metric in (*PERCENT, "bleu") else both.difference
+    learned = has_learned(runs, floor, curves, worse > cap) and not (
         floor is not None and both.ours <= floor + NEAR
         and (both.paper <= floor + NEAR or not full))
-    return spread, allowed, judge_number(both.difference, allowed, cap, learned,
-                                         full and asked_in_full(both.split, runs))
+    return spread, allowed, judge_number(
+        both.difference, allowed, cap, learned, full and asked_in_full(both.split, runs),
+        max(spread, both.paper_spread or 0.0))
 
 # %% ../../nbs/workshop/verdicts.ipynb #054d315d
 @dataclass(frozen=True, repr=False)
