@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CAP', 'NEAR', 'RISE', 'LEARNED', 'VERDICTS', 'TEST_SIZE', 'MACHINE', 'tolerance', 'last_digit', 'cap_of', 'curve_of',
            'how_ended', 'trained_in_full', 'floor_of', 'still_rising', 'has_learned', 'learned_runs', 'longest_runs',
-           'judge_number', 'settings_stated', 'on_own_test', 'asked_in_full', 'Answer', 'answer_row', 'Versus',
-           'versus']
+           'judge_number', 'settings_stated', 'on_own_test', 'asked_in_full', 'Answer', 'answer_row', 'sampling_error',
+           'Versus', 'versus']
 
 # %% ../../nbs/workshop/verdicts.ipynb #8a5cc4bd
 import math
@@ -214,6 +214,14 @@ def answer_row(
 # %% ../../nbs/workshop/verdicts.ipynb #736aa439
 MACHINE = ("minutes", "gigabytes")         # what depends on the machine is not judged
 
+def sampling_error(both: NumberPair, metric: str, runs: Sequence[dict]) -> float:  # ours, its runs
+    "Standard error in points of a share of right answers, from the size of the test; else 0."
+    counts = [run["metrics"][both.split].get("count") for run in runs]
+    if metric not in PERCENT or not all(counts):
+        return 0.0
+    share = both.ours / 100
+    return 100 * math.sqrt(share * (1 - share) / min(counts))
+
 def _judge(table, both, metric, runs, found):
     "Of a pair: the deviation over our seeds, the tolerance and the verdict."
     if isinstance(both.paper, str) or both.paper is None:
@@ -231,11 +239,8 @@ def _judge(table, both, metric, runs, found):
             spread = max(spread, statistics.stdev(values)) if len(values) > 1 else spread
     if metric in MACHINE:
         return spread, None, "out of scope"
-    counts, chance = [run["metrics"][both.split].get("count") for run in runs], 0.0
-    if metric in PERCENT and all(counts):
-        share = both.ours / 100
-        tests = 2 if REDRAWN.fullmatch(both.split) else 1      # then the paper's is another test
-        chance = 100 * math.sqrt(tests * share * (1 - share) / min(counts))
+    tests = 2 if REDRAWN.fullmatch(both.split) else 1          # then the paper's is another test
+    chance = math.sqrt(tests) * sampling_error(both, metric, runs)
     allowed = tolerance(both.paper_spread, table.runs, spread, both.seeds, chance,
                         last_digit(both.paper), cap)
     curves = [curve_of(run) for run in runs]
