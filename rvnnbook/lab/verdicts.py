@@ -211,9 +211,7 @@ def answer_row(
     both = pair(table, row, column, split, runs, name, several, unit)
     return Answer(both, several, runs, *_judge(table, both, metric, runs, found))
 
-# %% ../../nbs/workshop/verdicts.ipynb #736aa439
-MACHINE = ("minutes", "gigabytes")         # what depends on the machine is not judged
-
+# %% ../../nbs/workshop/verdicts.ipynb #736aa438
 def sampling_error(both: NumberPair, metric: str, runs: Sequence[dict]) -> float:  # ours, its runs
     "Standard error in points of a share of right answers, from the size of the test; else 0."
     counts = [run["metrics"][both.split].get("count") for run in runs]
@@ -221,6 +219,9 @@ def sampling_error(both: NumberPair, metric: str, runs: Sequence[dict]) -> float
         return 0.0
     share = both.ours / 100
     return 100 * math.sqrt(share * (1 - share) / min(counts))
+
+# %% ../../nbs/workshop/verdicts.ipynb #736aa439
+MACHINE = ("minutes", "gigabytes")         # what depends on the machine is not judged
 
 def _judge(table, both, metric, runs, found):
     "Of a pair: the deviation over our seeds, the tolerance and the verdict."
