@@ -18,11 +18,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rvnnbook.lab import verdicts
-from rvnnbook.lab.papers import PAPERS, Way, paper_table, way_of
+from rvnnbook.lab.papers import PAPERS, Way, paper_table, paper_tables, way_of
 from rvnnbook.lab.records import current_names
 from rvnnbook.origin import code_hashes
 from rvnnbook.lab.verdicts import (CAP, NEAR, RISE, VERDICTS, answer_row, floor_of,
-                                   has_learned, how_ended, judge_number, last_digit, still_rising, asked_in_full, tolerance,
+                                   has_learned, how_ended, judge_number, last_digit, settings_stated, still_rising, asked_in_full, tolerance,
                                    trained_in_full, versus)
 from tests.records import make, paper_run
 
@@ -193,6 +193,36 @@ def test_a_last_stage_can_rise_although_an_earlier_one_was_better():
     assert still_rising(stages) and not still_rising(stages | {"epoch": [*range(8)]})
     assert not still_rising(stages | {"accuracy": [.7, .74, .74, .74, .5, .59, .59, .59]})
     assert still_rising({"exact_match": [.3, .4, .5, .6]}) and not still_rising({"exact_match": [.3, .6, .6, .6]})
+
+
+def test_a_test_that_was_drawn_anew_has_its_error_on_both_sides():
+    "The official test is the paper's, so its sampling error is counted once."
+    for column, split, tests in (("near_iid", "official, listops_o_test", 1), ("len_200_300", "generated, length_200_300", 2)):
+        found = length_judged([paper_run(.9, split=split, seed=seed, count=2000) for seed in range(3)], column=column)
+        assert math.isclose(found.allowed, 2 * math.sqrt(CAP ** 2 / 3 + tests * 90 * 10 / 2000) + last_digit(found.pair.paper) / 2), column
+
+
+def test_settings_are_stated_for_a_papers_own_rows_except_on_music():
+    quoted, music = paper_table("crvnn.table4"), paper_table("self_iru.table4")
+    assert [row for row in quoted.rows if settings_stated(quoted, row)] == ["CRvNN"]
+    assert not any(settings_stated(music, row) for row in music.rows) and {*PAPERS["no_settings"]} <= {*paper_tables()}
+
+
+def test_a_split_without_accuracy_shows_no_learning():
+    scored = make(experiment="sentiment", metrics={"SST-5 test": {"accuracy": .2, "count": 100}, "SST-5 test, right trees": {"kept": .9}})
+    assert not has_learned([scored], 20.0, [{}]) and has_learned([scored], 10.0, [{}])
+
+
+@pytest.mark.parametrize("share, verdict", [(1.05, "not learned"), (.5, "smaller scale")])
+def test_a_loss_falls_short_where_it_is_greater(share, verdict, curves):
+    curves[0] = {"exact_match": [.1, .2, .3, .4], "epoch": [1., 2, 3, 4]}                    # cut off while rising
+    theirs = paper_table("self_iru.table3").value("Self-IRU", "tree_5", "perplexity")[0]
+    way = way_of("self_iru.table3", "Self-IRU")
+    pattern, more = way.split("tree_5")
+    name, _ = way.measure("perplexity")
+    split = next(title for title in [title for record in verdicts.read_records("sequences") for title in record["metrics"]] if re.fullmatch(pattern, title))
+    one = make(experiment=way.experiment, parameters=way.parameters | more, metrics={split: {name: share * theirs, "count": 1000}})
+    assert answer_row(paper_table("self_iru.table3"), "Self-IRU", "tree_5", "perplexity", [one]).verdict == verdict
 
 
 def test_the_floor_is_that_of_the_tests():
