@@ -134,23 +134,27 @@ def longest_runs(records: Sequence[dict]) -> list[dict]:       # of one model
     return [record["whole"] for record in chosen_runs(longest.values())]
 
 # %% ../../nbs/workshop/verdicts.ipynb #bb08b2c4
-VERDICTS = ("reproduced", "differs", "not learned", "smaller scale", "not run", "out of scope")
+VERDICTS = ("reproduced", "differs", "undecided", "not learned", "smaller scale", "not run",
+            "out of scope")
 
 def judge_number(
     difference: float | None,      # ours minus the paper's; None without a run
     allowed: float, cap: float,    # the tolerance; largest difference that counts as reproduced
     learned: bool, in_full: bool,  # as `_judge` decides; trained and tested as in the paper
     spread: float = 0.0,           # the larger deviation over seeds, of the paper's and ours
+    stated: bool = True,           # whether the paper states how its model, and ours, was trained
 ) -> str:                          # one of VERDICTS
     "What follows from a number of a paper and ours."
     if difference is None:
         return "not run"
     if not learned:
         return "not learned"
-    if in_full and abs(difference) > allowed:
+    if not in_full:
+        return "smaller scale"
+    if stated and abs(difference) > allowed:
         return "differs"
     close = abs(difference) <= cap and spread <= cap       # else seeds are few, or scatter
-    return "reproduced" if in_full and close else "smaller scale"
+    return "reproduced" if stated and close else "undecided"
 
 # %% ../../nbs/workshop/verdicts.ipynb #5d0c7be1
 TEST_SIZE = 2000           # expressions in each test that was drawn anew
@@ -245,8 +249,8 @@ def _judge(table, both, metric, runs, found):
     allowed = tolerance(both.paper_spread, table.runs, spread, both.seeds, chance,
                         last_digit(both.paper), cap)
     curves = [curve_of(run) for run in runs]
-    full = settings_stated(table, both.row) and not way_of(table.name, both.row).instead and all(
-        trained_in_full(run, curve, table.name) for run, curve in zip(runs, curves))
+    full = all(trained_in_full(run, curve, table.name) for run, curve in zip(runs, curves))
+    stated = settings_stated(table, both.row) and not way_of(table.name, both.row).instead
     floor = (floor_of(both.column, first["metrics"][both.split])
              if metric == "accuracy_percent" else None)
     worse = -both.difference if metric in (*PERCENT, "bleu") else both.difference
@@ -255,7 +259,7 @@ def _judge(table, both, metric, runs, found):
         and (both.paper <= floor + NEAR or not full))
     return spread, allowed, judge_number(
         both.difference, allowed, cap, learned, full and asked_in_full(both.split, runs),
-        max(spread, both.paper_spread or 0.0))
+        max(spread, both.paper_spread or 0.0), stated)
 
 # %% ../../nbs/workshop/verdicts.ipynb #054d315d
 @dataclass(frozen=True, repr=False)
@@ -270,7 +274,8 @@ class Versus:
         "Of a row: the first in `order` that one of its numbers has."
         words = [one.verdict for one in self.answers[row]]
         missing = "out of scope" if isinstance(self.way(row), str) else "not run"
-        order = "differs", "smaller scale", "reproduced", "not learned", "out of scope"
+        order = ("differs", "smaller scale", "undecided", "reproduced", "not learned",
+                 "out of scope")
         return next((word for word in order if word in words), missing)
 
     def counts(self):
