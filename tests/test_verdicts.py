@@ -311,6 +311,17 @@ def test_a_single_seed_is_judged_by_the_spread_of_all_that_have_learned(curves):
     assert math.isclose(answers[1].spread, statistics.stdev([90, 60, 99])) and [len(one.runs) for one in answers] == [1, 1, 1]
 
 
+def test_a_variant_takes_the_spread_of_its_model(curves):
+    far, near = "generated, length_900_1000", "official, listops_o_test"
+    base = [paper_run(share, "RIR-EBT-GRC", split=far, seed=seed, count=2000, epochs=20, more={near: .95}) for seed, share in enumerate((.9, .6, .99))]
+    alone = [paper_run(.6, "RIR-EBT-GRC chunk 20", split=far, count=2000, more={near: .98})]
+    found = [length_judged(alone + others, "RIR-EBT-GRC chunk 20", "len_900_1000") for others in ([], base[:1], base)]
+    assert [one.spread for one in found[:2]] == [CAP, CAP] and math.isclose(found[2].spread, statistics.stdev([90, 60, 99]))
+    assert [len(one.runs) for one in found] == [1, 1, 1], "a deviation, not a seed"
+    other = length_judged([*base, paper_run(.6, "BBT-GRC", split=far, count=2000)], "BBT-GRC", "len_900_1000")
+    assert math.isclose(other.spread, paper_table("rir.table2_and_5").value("BBT-GRC", "len_900_1000")[1] or CAP), "another model"
+
+
 def test_runs_with_other_settings_are_never_reproduced():
     for accuracy in (.996, .9):
         assert judged([run(accuracy, profile="paper", count=10_000)]).verdict == "smaller scale"

@@ -195,7 +195,7 @@ def answer_row(
 ) -> Answer:
     "Put one number of a paper and what answers it together."
     way, several = way_of(table.name, row), metric if isinstance(table.metric, list) else None
-    split, runs, name, unit, pattern, found = "", [], "", None, None, []
+    split, runs, name, unit, pattern, groups = "", [], "", None, None, []
     if isinstance(way, Way):           # an older one, if it has runs and this one has none
         way = next((one for one in (way, *way.older) if select(
             records, **{"experiment": one.experiment, **one.parameters})), way)
@@ -203,6 +203,9 @@ def answer_row(
     if pattern:
         name, unit = way.measure(metric)
         found = select(records, **{"experiment": way.experiment, **more, **way.parameters})
+        base = next((base for pattern, base in PAPERS["variants"].get(way.experiment, {}).items()
+                     if re.fullmatch(pattern, way.parameters.get("model", ""))), None)
+        groups = [found, select(records, experiment=way.experiment, model=base) if base else []]
         splits = {record["id"]: [title for title, scores in record["metrics"].items()
                                  if re.fullmatch(pattern, title) and name in scores]
                   for record in found}
@@ -213,7 +216,7 @@ def answer_row(
         split = max(titles.values(), key=lambda title: bool(OWN_TEST.fullmatch(title)), default="")
         runs = [run for run in runs if titles[run["id"]] == split]    # seeds on one test only
     both = pair(table, row, column, split, runs, name, several, unit)
-    return Answer(both, several, runs, *_judge(table, both, metric, runs, found))
+    return Answer(both, several, runs, *_judge(table, both, metric, runs, groups))
 
 # %% ../../nbs/workshop/verdicts.ipynb #736aa438
 def sampling_error(both: NumberPair, metric: str, runs: Sequence[dict]) -> float:  # ours, its runs
@@ -227,7 +230,14 @@ def sampling_error(both: NumberPair, metric: str, runs: Sequence[dict]) -> float
 # %% ../../nbs/workshop/verdicts.ipynb #736aa439
 MACHINE = ("minutes", "gigabytes")         # what depends on the machine is not judged
 
-def _judge(table, both, metric, runs, found):
+def _spread(split, groups):    # runs of a model, and of the one that it is a variant of
+    "The largest deviation in percent over the seeds that have learned; 0 for single seeds."
+    shares = [[100 * run["metrics"][split]["accuracy"]
+               for run in learned_runs(longest_runs(runs)) if split in run["metrics"]]
+              for runs in groups]
+    return max((statistics.stdev(some) for some in shares if len(some) > 1), default=0.0)
+
+def _judge(table, both, metric, runs, groups):
     "Of a pair: the deviation over our seeds, the tolerance and the verdict."
     if isinstance(both.paper, str) or both.paper is None:
         return None, None, None
@@ -238,10 +248,8 @@ def _judge(table, both, metric, runs, found):
     if spread is None:     # a single seed: the paper's or the cap; that of all learned, if larger
         spread = cap if both.paper_spread is None else both.paper_spread
         if metric == "accuracy_percent" and first["experiment"] in LEARNED:
-            alike = learned_runs(longest_runs(select(found, profile=first["profile"])))
-            values = [100 * run["metrics"][both.split]["accuracy"] for run in alike
-                      if both.split in run["metrics"]]
-            spread = max(spread, statistics.stdev(values)) if len(values) > 1 else spread
+            spread = max(spread, _spread(both.split, [
+                select(group, profile=first["profile"]) for group in groups]))
     if metric in MACHINE:
         return spread, None, "out of scope"
     tests = 2 if REDRAWN.fullmatch(both.split) else 1          # then the paper's is another test
