@@ -22,8 +22,8 @@ data        tasks: generators, readers of published files, batches
 lab         training (`lab.train.train`), runs, sweeps, records and benchmarks
 show        figures, tables and trees (`show.trees.tree_drawing`)
 
-Docstrings cite four papers by a short name: crvnn (Ray Chowdhury and Caragea 2021), design_space
+Docstrings cite five papers by a short name: crvnn (Ray Chowdhury and Caragea 2021), design_space
 (Ray Chowdhury and Caragea 2024), self_iru (Zhang et al. 2021), rir (Ray Chowdhury and Caragea
-2023, Recursion in Recursion).
+2023, Recursion in Recursion), ebt (the same authors 2023, Efficient Beam Tree Recursion).
 """
 _all_ = ["create_encoder", "describe_encoder", "list_encoders"]
