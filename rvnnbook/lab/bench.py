@@ -245,7 +245,8 @@ def summarize(taken: dict[str, list], counts: str) -> dict[str, dict]:     # cou
                 "slowest_s": max(found.get("slowest_s", found["seconds"]) for found in results),
                 "count": sum(found.get("count", 1) for found in results)}
             line |= {name: statistics.median(found[name] for found in results)
-                     for name in ("later_s", "memory_mb", "products_s", "gflops") if name in first}
+                     for name in ("later_s", "memory_mb", "again_mb", "products_s", "gflops")
+                     if name in first}
             if "counts" in first:
                 line[counts] = statistics.fmean(first["counts"])
             exact = next(iter(taken.get(partner(form, "literal"), ())), {})
@@ -289,7 +290,7 @@ def predict_speed(
     name: str, expressions: list[str],     # encoder of a trained model, such as "ebt_grc"; ListOps
     batch_tokens: int,                     # positions computed at a time; 0: one expression
     literal: bool = False, threads: int = 1, device: str = "cpu",  # 64 expressions, by length
-) -> dict:                             # seconds, count, memory_mb, share of values that are right
+) -> dict:                             # seconds, count, memory_mb, accuracy; again_mb in batches
     "Time and memory of predictions by a pretrained model."
     torch.set_num_threads(threads)
     model, size = load_pretrained(name, "listops").to(device), 1
@@ -304,8 +305,11 @@ def predict_speed(
                                           for i in range(0, len(expressions), size)))
         return sum(one.label == value for one, value in zip(found, values, strict=True))
     (seconds,), grown, right = timed(count_right, [()], device)
-    return {"seconds": seconds, "count": len(values), "memory_mb": grown,
-            "accuracy": right / len(values)}
+    found = {"seconds": seconds, "count": len(values), "memory_mb": grown,
+             "accuracy": right / len(values)}
+    if batch_tokens:                       # whether memory grows with the number of expressions
+        found["again_mb"] = timed(count_right, [()], device)[1]
+    return found
 
 # %% ../../nbs/workshop/bench.ipynb #68b9d260
 def bench_record(
