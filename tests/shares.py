@@ -2,6 +2,7 @@
 import time
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 from unittest.mock import patch
 
 import torch
@@ -9,7 +10,9 @@ from torch.autograd.profiler import profile
 
 from rvnnbook.lab.records import append, new_record
 from rvnnbook.lab.subjects import SUBJECTS, problem, take_step
-from rvnnbook.layers import compiled_beam
+from rvnnbook.encoders import rir_beam
+from rvnnbook.layers import compiled_beam, tree_search
+from rvnnbook.layers.s4d import S4DLayer
 from rvnnbook.origin import code_hashes
 
 DIM = 128
@@ -46,6 +49,57 @@ def seconds_in_loops(step):
     return spent
 
 
+PHASES = {                     # of a step of RIR-EBT-GRC: name -> what is called in it
+    "S4D layer": [(S4DLayer, "forward")],
+    "search": [(rir_beam, "search_levels")],
+    "final trees": [(tree_search, "survivors"), (tree_search, "plan_replay")],
+    "their nodes": [(tree_search, "replay_forward")],
+    "their scores": [(tree_search, "score_pairs"), (tree_search, "lineage_scores")],
+    "gradients of nodes": [(tree_search.Replay, "backward")],
+    "gradients of scores": [(tree_search.LineageScores, "backward")],
+    "other gradients": [(torch.Tensor, "backward")],
+}
+
+
+def seconds_of_phases(step):
+    "Seconds that a step spends in each phase; a phase called within another counts for itself only."
+    spent, open_calls = dict.fromkeys(PHASES, 0.0), []
+
+    def timed(phase, call):
+        def timed_call(*args, **kwargs):
+            open_calls.append(0.0)                         # seconds of the phases within this call
+            began = time.perf_counter()
+            found = call(*args, **kwargs)
+            passed = time.perf_counter() - began
+            spent[phase] += passed - open_calls.pop()
+            if open_calls:
+                open_calls[-1] += passed
+            return found
+        return staticmethod(timed_call) if call in (tree_search.Replay.backward, tree_search.LineageScores.backward) else timed_call
+    with ExitStack() as stack:
+        for phase, calls in PHASES.items():
+            for owner, name in calls:
+                stack.enter_context(patch.object(owner, name, timed(phase, getattr(owner, name))))
+        step()
+    return spent
+
+
+def phase_shares(subject, length, batch, ragged):
+    "Medians over five steps of the share of each phase, and `rest`; without profiling."
+    torch.set_num_threads(1)
+    about = SUBJECTS[subject]
+    step = partial(take_step, about.library, *problem(about.make, length, batch, DIM, ragged=ragged))
+    step()
+    steps = []
+    for _ in range(5):
+        began = time.perf_counter()
+        spent = seconds_of_phases(step)
+        whole = time.perf_counter() - began
+        steps.append({phase: seconds / whole for phase, seconds in spent.items()} | {"seconds": whole})
+    found = {name: median(one[name] for one in steps) for name in steps[0]}
+    return found | {"rest": 1 - sum(found[phase] for phase in PHASES)}
+
+
 def step_shares(subject, length, batch, ragged):
     """Seconds of a step, and the shares of its time by kind of operation; `rest`: everything else, such as compiled loops and calls;
     `largest`: of the one operation that takes most, products aside; `loops`: of the compiled loops of a search, without profiling."""
@@ -76,5 +130,7 @@ if __name__ == "__main__":
     started, modules = time.monotonic(), code_hashes()
     metrics = {f"n {'<=' if ragged else '='} {length}, batch {batch}, {subject}": step_shares(subject, length, batch, ragged)
                for subject, cases in CASES.items() for length, batch, ragged in cases}
+    metrics |= {f"n {'<=' if ragged else '='} {length}, batch {batch}, rir_ebt_grc, phases": phase_shares("rir_ebt_grc", length, batch, ragged)
+                for length, batch, ragged in CASES["rir_ebt_grc"]}
     append(new_record("bench_shares", {"dim": DIM, "threads": 1}, profile="cpu", seed=0, modules=modules, metrics=metrics,
-                      rule="time of one profiled step, after three others", wall_s=round(time.monotonic() - started, 1)))
+                      rule="time of one profiled step, after three others; phases: medians of five steps without profiling", wall_s=round(time.monotonic() - started, 1)))
