@@ -267,6 +267,7 @@ def main(arguments: list[str] | None = None) -> int:   # those of the command li
         return getattr(error, "status", 2 if isinstance(error, ValueError) else 1)
     except ModuleNotFoundError as error:
         extras = {"export": "pandas pyarrow", "ray": "ray", "slurm": "submitit",
+                  "compiled": "numba", "translation": "sacrebleu",
                   "train": "accelerate pytorch_optimizer tqdm filelock pydantic yaml"}
         extra = next((name for name in extras if error.name in extras[name].split()), "book")
         print(f"rvnnbook: this needs {error.name}, which is not installed. "

@@ -143,8 +143,9 @@ class EncoderOutput(NamedTuple):
 class Encoder(nn.Module):
     """Base class of all encoders: token vectors (B, N, D) to one vector per sentence (B, D).
 
-    `encoder.dim` is the width D of token vectors and of the root. Outputs do not depend on values
-    on padding or on the other sentences of the batch. A subclass defines `forward`.
+    `encoder.dim` is the width D of token vectors and of the root. Unless an
+    encoder draws random numbers, outputs do not depend on values on padding or on the other
+    sentences of the batch. A subclass defines `forward`.
     """
     dim: int
 

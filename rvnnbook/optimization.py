@@ -59,14 +59,15 @@ def evaluate_classifier(
         scores = model(batch.ids, batch.mask, trees=batch.trees).logits
         right.append(predict_labels(scores) == batch.labels)
         nats.append(cross_entropy(scores, batch.labels).double() * len(batch.labels))
+    if not right:
+        raise ValueError("there is no batch")
     hits = torch.cat(right)
     return {"accuracy": float(hits.double().mean()), "nll": float(sum(nats) / len(hits))}
-
 
 # %% ../nbs/implementations/optimization.ipynb #8906daac
 def fit_scorer(
     make: Callable,            # make(): an encoder with the modules of EBT-GRC
-    steps: int,                # of Adam before the last measurement, 12 expressions each
+    steps: int,                # of Adam, 12 expressions each; a multiple of `every`
     measure: Callable,         # measure(model): a number
     every: int = 10,           # steps between measurements
     seed: int = 0,             # of the new scorer, the batches and the noise
@@ -82,8 +83,9 @@ def fit_scorer(
     for step in range(steps + 1):
         if step % every == 0:
             curve.append(measure(model))
+        if step == steps:
+            return curve
         batch = collate_listops([training[i] for i in torch.randint(examples, (12,))])
         optimizer.zero_grad()
         cross_entropy(model.train()(batch.ids, batch.mask).logits, batch.labels).backward()
         optimizer.step()
-    return curve

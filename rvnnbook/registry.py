@@ -17,7 +17,8 @@ import re
 from collections.abc import Iterable
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Union, get_args, get_origin
 
 from .renamed import RENAMED_OPTIONS
 
@@ -120,8 +121,9 @@ def _check_values(name, make, fixed, options):
         raise ValueError(f"encoder {name!r}: {error}") from None
     for option, value in options.items():
         stated = inspect.signature(make).parameters[option].annotation
-        kinds = get_args(stated) or (stated,)
-        if _KINDS.keys() >= set(kinds) and not any(
+        union = get_origin(stated) in (Union, UnionType)
+        kinds = get_args(stated) if union else (stated,)
+        if all(kind in [*_KINDS] for kind in kinds) and not any(
                 isinstance(value, _KINDS[kind]) and (kind is bool or not isinstance(value, bool))
                 for kind in kinds):
             raise ValueError(f"encoder {name!r}: {option} must be "

@@ -214,7 +214,7 @@ def attempt_download(
         if total is not None and total > limit:
             raise CatalogError(f"{address}: {total} bytes, where at most {limit} were expected")
         if start is None or start > have:      # an unknown offset or a gap
-            part.unlink()
+            part.unlink(missing_ok=True)
             return False
         with open(part, "r+b" if have else "wb") as file:
             file.seek(start)
@@ -242,7 +242,8 @@ def download(
     report: Callable = show_progress,  # report(name, got, total): called after each piece
 ) -> bool:                          # whether one attempt sufficed
     "Download a file with resuming and retries."
-    one_piece, most, failed = not part.exists(), 0, 0
+    one_piece, failed = not part.exists(), 0
+    most = part.stat().st_size if part.exists() else 0
     while True:
         try:
             if attempt_download(address, part, size, limit, timeout, report):
@@ -252,6 +253,7 @@ def download(
             reason, code = str(getattr(error, "reason", error)), getattr(error, "code", 500)
             if code == 416:                              # range not satisfiable
                 part.unlink(missing_ok=True)
+                most = 0
             elif code < 500 and code not in (408, 429):  # permanent error
                 raise CatalogError(f"{address}: {code} {reason.splitlines()[0]}") from None
         have = part.stat().st_size if part.exists() else 0
@@ -275,20 +277,24 @@ def check_members(
     limit: int,               # maximal total unpacked size, bytes
 ) -> list[Member]:            # the same members
     "Raise an error if a member of an archive is unsafe or the total is too large."
-    total, checked = 0, {}
+    total, checked, folders = 0, {}, set()
     for member in members:
-        total += member.size
+        total, path = total + member.size, PurePosixPath(member.name)
         if member.kind == "other":
             wrong = "is a link or a device"
         elif (member.name.startswith("/") or re.search(r"[\\:\0]", member.name)
-              or ".." in PurePosixPath(member.name).parts):
+              or ".." in path.parts):
             wrong = "leads out of the folder"
-        elif member.name in checked:
+        elif path in checked and (member.kind == "file" or checked[path].kind == "file") or (
+                member.kind == "file" and path in folders):
             wrong = "occurs twice"
+        elif any(checked[above].kind == "file" for above in path.parents if above in checked):
+            wrong = "is inside a file"
         elif total > limit:
             wrong = f"is too large: no more than {limit} bytes were expected"
         else:
-            checked[member.name] = member
+            checked.setdefault(path, member)
+            folders.update(path.parents)
             continue
         raise CatalogError(f"the member {member.name[:80]!r} {wrong}")
     return list(checked.values())

@@ -153,7 +153,7 @@ class HaltingNDR(_StoppingRouter):
         self.attn = type(self.attn)(dim, self.attn.heads)
 
     def halt(self, step, states, there, layers, history, every) -> tuple[Tensor, Tensor, Any]:
-        "States, weighted penalty and trace (after crvnn App. A)."
+        "States, weighted penalty and trace (after crvnn Alg. 2, Eq. 17-18)."
         exists = there.to(torch.promote_types(states.dtype, torch.float32))
         places = torch.eye(there.shape[1], device=there.device).expand(len(there), -1, -1)
         keeps = self.read(places, there).bool()

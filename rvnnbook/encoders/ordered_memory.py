@@ -26,7 +26,7 @@ class OrderedMemory(Encoder):
     """Ordered Memory: a stack of soft slots, one pass from the left (Ordered Memory section 3).
 
     Trace: `slots`, probabilities p of the choices, (B, N, K); `trees`, composition steps of the
-    most probable tree, (B, N).
+    tree of the most probable slot at each token, within reach of the one before, (B, N).
     """
     def __init__(
         self,
@@ -688,7 +688,7 @@ def _steps_from_heights(heights: list[int]) -> list[int]:
     return steps_from_tree(stack[0])
 
 def _slot_trees(shares: Tensor, mask: Tensor) -> Tensor:
-    """The trees of the most probable heights.
+    """The trees of the heights that `likely_heights` gives.
 
     `shares`: p, (B, N, K); `mask`: (B, N) bool, True = token, tokens first. Returns: composition
     steps, (B, N), 0 on last tokens and padding.

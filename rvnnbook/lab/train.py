@@ -45,15 +45,15 @@ class TrainConfig(BaseModel):
     rates: dict[str, float] | None = Field(None, description="pattern of names -> rate")
     weight_decay: float = Field(1e-2, ge=0, description="decoupled from the gradient")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient; inf: no clipping")
-    halve_after: int | None = Field(3, description="checks without improvement per halving")
-    rewind: int | None = Field(None, description="halvings until the end; each restores the best")
+    halve_after: int | None = Field(3, ge=1, description="checks without improvement per halving")
+    rewind: int | None = Field(None, ge=1, description="halvings until the end; each restores the best")
     decay: float | None = Field(None, description="factor of the learning rate at each check")
     decay_after: int | None = Field(None, description="checks before the first decay")
     warm_up: int | None = Field(None, ge=0, description="steps of warm-up before a cosine")
     patience: int | None = Field(4, description="more checks in a row without improvement: stop")
     metric: str = Field("nll", description="number of the judge that decides what improves")
     better: Literal["min", "max"] | None = Field(None, description="None: as BETTER says")
-    check_every: int | None = Field(None, description="steps; None: once an epoch")
+    check_every: int | None = Field(None, ge=1, description="steps; None: once an epoch")
     steps: int | None = Field(None, description="at most so many")
     epochs: int | None = Field(None, description="at most so many")
     precision: Literal["no", "bf16"] = Field("no", description="of the computation")
@@ -68,6 +68,8 @@ class TrainConfig(BaseModel):
             raise ValueError("one of steps, epochs and patience must end the run")
         if self.decay and self.rewind:
             raise ValueError("decay and rewind exclude each other")
+        if self.rewind and not self.halve_after:
+            raise ValueError("rewind needs halve_after")
         if self.warm_up is not None and (self.halve_after or self.decay or self.rewind):
             raise ValueError("warm_up excludes halve_after, decay and rewind")
         if self.warm_up is not None and self.steps is self.epochs is None:
@@ -194,6 +196,8 @@ def check(run: Run, judge: Callable | None):       # at a step where it is due; 
         run.model.train()
         if metric not in found:
             raise ValueError(f"the judge gave {sorted(found)}, but the metric is {metric}")
+        if math.isnan(found[metric]):
+            raise ValueError(f"at step {run.step} the judge gave nan for {metric}")
         found, = broadcast_object_list([{name: float(value) for name, value in found.items()}])
     seconds = sum(leg["seconds"] for leg in run.legs[:-1]) + time.monotonic() - run.began
     row = {"step": run.step, "epoch": run.batches.epoch + run.batches.index / len(run.batches),

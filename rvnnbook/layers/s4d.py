@@ -249,7 +249,7 @@ class S4DLayer(nn.Module):
         return torch.where(there, self.norm(out) if self.place == "post" else out, 0)
 
     def context(self, read: Tensor) -> Tensor:
-        "The context of tokens, zero on padding: (B, N, D) -> (B, N, 2 D)."
+        "The context of tokens, for an input that is zero on padding: (B, N, D) -> (B, N, 2 D)."
         kernels, direct = self.kernel(read.shape[1])[0].chunk(2), self.D[0].chunk(2)
         ahead = F.gelu(convolve(read, past=kernels[0], direct=direct[0]))
         back = F.gelu(convolve(read, future=kernels[1], direct=direct[1]))

@@ -110,12 +110,12 @@ def reached(
             groups.setdefault(label, []).append(record)
     rows = {}
     for name, runs in groups.items():
-        means = {}
+        means, splits = {}, {split for split, _ in columns.values()}
+        runs = [run for run in runs if splits & run["metrics"].keys()]
+        if mixed := _varied_settings(runs):
+            raise ValueError(f"{name}: the runs differ in {', '.join(mixed)}")
         for title, (split, metric) in columns.items():
-            tested = [run for run in runs if split in run["metrics"]]
-            if mixed := _varied_settings(tested):
-                raise ValueError(f"{name}, {title}: the runs differ in {', '.join(mixed)}")
-            if tested:
+            if tested := [run for run in runs if split in run["metrics"]]:
                 means[title] = fmean(run["metrics"][split][metric] for run in tested)
         if means:
             rows[name] = means, runs
@@ -305,6 +305,9 @@ def write_leaderboard(
             groups.setdefault(key, []).append((record, scores["accuracy"]))
     rows = []
     for (model, profile, split), runs in groups.items():
+        if len({record["seed"] for record, _ in runs}) < len(runs):
+            raise ValueError(f"{model}, {split}: a seed was trained more than once; "
+                             "lab.verdicts.longest_runs selects one training of each seed")
         values = [value for _, value in runs]
         rows.append({"model": model, "test": split, "accuracy": fmean(values),
                      "deviation": stdev(values) if len(values) > 1 else None,

@@ -261,7 +261,7 @@ def listops_runs(
     found = select(latest(read_records("listops")), profile="cpu", encoder=encoder, **wanted)
     return [ListOpsRun(record, record["parameters"]["dim"], record["parameters"]["stages"],
                        [record["metrics"][split]["accuracy"] for split in LISTOPS_LENGTHS])
-            for record in found]
+            for record in found if LISTOPS_LENGTHS.keys() <= record["metrics"].keys()]
 
 # %% ../../nbs/workshop/tables.ipynb #24d58973
 def write_parquet(frame, path: Path) -> None:      # frame: of as_frame or mean_frame

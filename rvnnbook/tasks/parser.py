@@ -232,11 +232,12 @@ def predict_actions(
     before = decoder.actions(F.pad(batch.actions[:, :-1], (1, 0), value=START))
     fields = decoder.fields and decoder.fields(F.pad(batch.fields[:, 1:], (1, 0)))
     rows, states, found = torch.arange(len(seen), device=seen.device), seen[None][:0], []
-    for t in range(before.shape[1]):
-        x = [before[:, t], seen]
-        if fields is not None:
+    of_fields = () if fields is None else fields.unbind(1)
+    for t, action in enumerate(before.unbind(1)):          # an index would cost T steps backward
+        x = [action, seen]
+        if of_fields:
             parent = states[batch.parents[:, t], rows] if t else 0 * seen
-            x += [fields[:, t], parent]
+            x += [of_fields[t], parent]
         s, seen, state = decoder(memory, keys, x, state)
         states = torch.cat([states, s[None]])
         found.append(seen)

@@ -165,7 +165,7 @@ def _take_rows(state, rows: Tensor) -> Any:
 class AnswerBeam(NamedTuple):
     "Answers of a beam search, best first."
     words: Tensor          # padded with END, (B, K, M) int64
-    logs: Tensor           # log-probability up to END; -inf: empty slot, (B, K)
+    logs: Tensor           # log-probability up to END or `longest`; -inf: empty slot, (B, K)
 
 
 @torch.no_grad()
@@ -243,5 +243,7 @@ def evaluate_seq2seq(
         scores = model(batch.ids, batch.mask, batch.targets).states
         nats += float(token_nll(scores, batch.targets, batch.target_mask).double().sum())
         words += int(batch.target_mask.sum())
+    if not right:
+        raise ValueError("there is no batch")
     return {"exact_match": float(torch.cat(right).double().mean()),
             "perplexity": math.exp(min(nats / words, 700)), "nll": nats / words}
