@@ -317,6 +317,7 @@ def write_leaderboard(
     rows.sort(key=lambda row: (row["test"], -row["accuracy"]))
     Path(path).write_text(json.dumps({"format": FORMAT, "rows": rows}, indent=1) + "\n")
 
+# %% ../../nbs/workshop/leaderboard.ipynb #ea01bc3e
 def read_leaderboard(
     path: Path,                    # written by write_leaderboard
 ) -> list[dict]:                   # rows
