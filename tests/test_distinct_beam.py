@@ -430,6 +430,15 @@ def test_silence_before_the_common_ancestor(seed, distinct):
     assert float(beam_use(encoder, x, mask)["unheard"]) == pytest.approx(1 if trees == 1 else common / (n - 2))
 
 
+def test_short_sentences_beside_a_long_one_repeat_nothing():
+    "Three tokens have two trees; the compiled search, which long sentences choose, fills empty slots."
+    encoder = make(0, 5)
+    encoder.compiled = None
+    x, mask = batch_of([34, 4, 3], 0)
+    use, alone = beam_use(encoder, x, mask), beam_use(encoder, x[2:, :3], mask[2:, :3])
+    assert float(use["repeats"][-1]) == float(alone["repeats"]) == 0 and float(use["trees"][-1]) == 2
+
+
 @few
 @given(lengths, st.integers(1, 6), seeds, st.booleans())
 @example([1, 1], 2, 0, False)

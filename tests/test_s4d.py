@@ -355,6 +355,23 @@ def test_a_frozen_backward_reading():
     assert first(x, False)[1:].abs().max() > 1e-3 > 1e-12 > first(x, True)[1:].abs().max()
 
 
+def test_whole_channels_are_dropped_around_the_activation():
+    "A channel of a sentence is dropped at all of its tokens, with one draw before GELU and one after it."
+    layer, (x, mask) = make(dim=16, channel_dropout=.5), batch([9, 9, 9], dim=16)
+    plain, rate = layer(x, mask), .5
+    layer.train()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        dropped = layer.context(x)
+        kernels, direct = layer.kernel(9)[0].chunk(2), layer.D[0].chunk(2)
+        signals = torch.cat([convolve(x, past=kernels[0], direct=direct[0]), convolve(x, future=kernels[1], direct=direct[1])], -1)
+    there = dropped.abs().amax(1) > 0                                                              # (B, 2 D)
+    assert torch.equal((dropped != 0).all(1), there) and .1 < there.double().mean() < .45 and len({tuple(row) for row in there.tolist()}) == 3
+    twice = F.gelu(signals / rate) / rate
+    assert_close(dropped, torch.where(there[:, None], twice, 0))
+    assert torch.equal(layer.eval()(x, mask), plain) and not torch.equal(layer.train()(x, mask), plain)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_mirror(norm):
     "With its two halves exchanged the layer reads the sentence turned round as before it read the sentence."

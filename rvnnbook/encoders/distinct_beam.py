@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..layers.tree_search import (
-    encode_with_search, hash_pair, leaf_keys, Lineages, Search, survivors)
+    arena_search, encode_with_search, hash_pair, leaf_keys, Lineages, Search, survivors)
 
 # %% ../../nbs/implementations/distinct_beam.ipynb #e8b7416b
 def find_duplicates(
@@ -81,7 +81,7 @@ def beam_use(
     "Statistics of a search, by sentence, the longest first."
     use = {}
     def watched(encoder, leaves, lengths, generator, trace):
-        log = encoder.search(leaves, lengths, generator)
+        log = arena_search(encoder, leaves, lengths, generator)
         found = beam_states(log, lengths, encoder.distinct)
         going = torch.arange(len(log.parents), device=lengths.device)[:, None] < lengths - 1
         repeats = 1 - count_distinct(found) / found.filled.sum(-1)

@@ -109,6 +109,7 @@ class RIRBeam(EfficientBeam):
         score_dim: int = 64,           # d, channels that the scorer reads; all if D is less
         hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
+        pre_options: dict | None = None,    # more options of the layer before chunking, by name
     ):
         super().__init__(dim, beam, score_dim, hidden, dropout=dropout)
         check_choice("align", align, ALIGNMENTS)
@@ -116,7 +117,7 @@ class RIRBeam(EfficientBeam):
         chunk_size(1, arity, rule)                             # raises ValueError if invalid
         check_choice("pre", pre or "None", ("s4d", "None"))
         self.arity, self.align, self.inference, self.rule = arity, align, inference, rule
-        self.s4d = S4DLayer(dim) if pre else None
+        self.s4d = S4DLayer(dim, **(pre_options or {})) if pre else None
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         x = self.s4d(x, mask) if self.s4d else x

@@ -20,7 +20,7 @@ class S4DBlock(S4DLayer):
         self,
         dim: int,              # D
         lag: int = 0,          # g, offset of the kernel over the future, 0 or 1
-        **options,             # of S4DLayer: state_size, norm, dropout; freeze_backward: no effect
+        **options,             # of S4DLayer: state_size, norm, dropout, not the others
     ):
         super().__init__(dim, directions=2, **options)
         self.lag = lag

@@ -222,6 +222,7 @@ class S4DLayer(nn.Module):
         state_size: int = 64,            # N, real numbers in the state of a channel, even
         norm: str = "none",              # "none", "pre", "post" or "batch"; see NORMS
         dropout: float = 0.0,            # dropout before the gated linear unit, in [0, 1)
+        channel_dropout: float = 0.0,    # of whole channels around the activation, in [0, 1)
         freeze_backward: bool = False,   # no gradient through the right-to-left direction
         directions: int = 1,             # 1; 2 in S4DBlock, which has its own context
     ):
@@ -230,13 +231,12 @@ class S4DLayer(nn.Module):
         self.dim, self.place, self.freeze_backward = dim, norm, freeze_backward
         width = 2 * dim // directions
         self.kernel = S4DKernel(width, state_size, directions)
-        self.D = nn.Parameter(torch.randn(1, width))
-        self.dropout, self.glu = nn.Dropout(dropout), nn.Linear(width, 2 * dim)
+        self.D, self.glu = nn.Parameter(torch.randn(1, width)), nn.Linear(width, 2 * dim)
+        self.dropout, self.channels = nn.Dropout(dropout), nn.Dropout1d(channel_dropout)
         self.norm = {"none": nn.Identity, "batch": TokenBatchNorm}.get(norm, nn.LayerNorm)(dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """`x`: token vectors, (B, N, D); `mask`: (B, N) bool, True = token, tokens first. Returns:
-        token vectors in context, zero on padding, (B, N, D)."""
+        "`x`: token vectors, (B, N, D); `mask`: (B, N). Returns: the same in context, 0 on padding."
         return self.mix(check_batch(x, mask, self.dim), mask)
 
     def mix(self, x: Tensor, mask: Tensor) -> Tensor:        # (B, N, D), 0 on padding; (B, N)
@@ -244,13 +244,13 @@ class S4DLayer(nn.Module):
         there = mask[..., None]
         read = torch.where(there, self.norm(x), 0) if self.place == "pre" else x
         out = x + F.glu(self.glu(self.dropout(self.context(read))), -1)
-        if self.place == "batch":
-            out = self.norm(out, mask)
+        out = self.norm(out, mask) if self.place == "batch" else out
         return torch.where(there, self.norm(out) if self.place == "post" else out, 0)
 
     def context(self, read: Tensor) -> Tensor:
         "The context of tokens, for an input that is zero on padding: (B, N, D) -> (B, N, 2 D)."
         kernels, direct = self.kernel(read.shape[1])[0].chunk(2), self.D[0].chunk(2)
-        ahead = F.gelu(convolve(read, past=kernels[0], direct=direct[0]))
-        back = F.gelu(convolve(read, future=kernels[1], direct=direct[1]))
-        return torch.cat([ahead, back.detach() if self.freeze_backward else back], -1)
+        ahead = convolve(read, past=kernels[0], direct=direct[0])
+        back = convolve(read, future=kernels[1], direct=direct[1])
+        both = torch.cat([ahead, back.detach() if self.freeze_backward else back], -1)
+        return self.channels(F.gelu(self.channels(both.mT))).mT
