@@ -260,6 +260,29 @@ def test_a_cut_download_goes_on_in_the_next_call(server, data):
     assert get(toy(server)) == [] and len(server.log) == 6
 
 
+def test_three_attempts_without_new_bytes_end_a_resumed_download(server, data):
+    server.routes["/file"] = ranged(BODY, [0] * 9)
+    (data / "toy").mkdir(parents=True)
+    (data / "toy" / "file.part").write_bytes(BODY[:50_000])
+    with pytest.raises(CatalogError, match="interrupted; 50000 bytes are kept"):
+        get(toy(server), pause=0)
+    assert server.ranges() == ["bytes=50000-"] * 3
+
+
+def test_bytes_after_a_part_was_refused_are_progress(server, data):
+    "A part that the server calls too long is deleted, so the attempts are counted from its end no longer."
+    server.routes["/file"] = in_turn(says(416, Content_Range="bytes */5"), *[ranged(BODY, [30_000])] * 4, ranged(BODY))
+    (data / "toy").mkdir(parents=True)
+    (data / "toy" / "file.part").write_bytes(BODY[:150_000])
+    assert get(toy(server), pause=0)[0].read_bytes() == BODY
+
+
+def test_a_part_of_unknown_place_before_there_is_one(server, data):
+    strange = lambda handler: (handler.head(206, Content_Range="around the middle", Content_Length=3), handler.wfile.write(b"xyz"))
+    server.routes["/file"] = in_turn(strange, ranged(BODY))
+    assert get(toy(server), pause=0)[0].read_bytes() == BODY
+
+
 def test_a_server_without_ranges(server, data):
     server.routes["/file"] = plain(BODY, [50_000])
     assert get(toy(server), pause=0)[0].read_bytes() == BODY
@@ -487,6 +510,13 @@ def test_honest_archives(tmp_path):
         archive.writestr("full/file", b"x")
     unpack_archive(tmp_path / "folders.zip", tmp_path / "folders", 10)
     assert names(tmp_path / "folders") == ["full/file"] and stat.S_IMODE((tmp_path / "folders/full/file").stat().st_mode) & 0o111 == 0
+
+
+@pytest.mark.parametrize("names", [("a", "./a"), ("a", "a/b"), ("a/b", "a"), ("a/./b", "a//b")])
+def test_one_path_under_two_names(tmp_path, names):
+    entries = [("good", b"good"), *((name, b"evil") for name in names)]
+    refused(tar(tmp_path / "a.tgz", *entries), tmp_path, "occurs twice|is inside a file")
+    refused(zipped(tmp_path / "a.zip", *entries), tmp_path, "occurs twice|is inside a file")
 
 
 @pytest.mark.parametrize("name", ESCAPES)

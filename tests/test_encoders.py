@@ -226,6 +226,20 @@ def test_autocast_is_near(name, train):
     assert 0 < gap < 0.1 * root.abs().max()
 
 
+@every
+def test_a_step_with_all_weights_in_bfloat16(name):
+    "The Fourier transforms of S4D and MEGA have no such precision, and say so."
+    encoder = make(name, **({"pre": None} if name.startswith("rir_") else {})).bfloat16().train()
+    x = states(MASK, 5, dtype=torch.float32).bfloat16().requires_grad_()
+    if name in ("s4d", "mega"):
+        with pytest.raises(RuntimeError, match="(?i)bfloat16"):
+            encode(encoder, x, MASK, TREES)
+        return
+    (encode(encoder, x, MASK, TREES).root.float() * torch.linspace(-1, 2, DIM)).sum().backward()
+    assert x.grad.dtype == torch.bfloat16 and x.grad[MASK].any() and x.grad.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in encoder.parameters())
+
+
 # ---- copies
 
 @every

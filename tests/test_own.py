@@ -148,10 +148,12 @@ def test_the_experiment_runs_with_an_own_encoder(outside):
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{"model": "A"}]}])
 def test_malformed_leaderboards_are_refused(outside, change):
-    record = {"parameters": {"model": "A"}, "profile": "paper", "id": "0", "metrics": {"s": {"accuracy": .5}}}
+    record = {"parameters": {"model": "A"}, "profile": "paper", "seed": 0, "id": "0", "metrics": {"s": {"accuracy": .5}}}
     file = outside / "board.json"
-    write_leaderboard([record], file)
-    assert read_leaderboard(file)[0]["accuracy"] == .5
+    write_leaderboard([record, record | {"seed": 1}], file)
+    assert read_leaderboard(file)[0]["accuracy"] == .5 and read_leaderboard(file)[0]["seeds"] == 2
+    with pytest.raises(ValueError, match="a seed was trained more than once"):
+        write_leaderboard([record, record], outside / "other.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match="board.json"):
         read_leaderboard(file)

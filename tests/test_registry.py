@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from rvnnbook.data.batches import BucketLoader, Vocabulary
 from rvnnbook.data.listops import collate_listops, make_split
 from rvnnbook.lab.records import read_records
 from rvnnbook.registry import (
-    ENCODERS, create_encoder, describe_encoder, encoder_options, export_weights, list_encoders, list_pretrained, read_weights)
+    ENCODERS, _check_values, create_encoder, describe_encoder, encoder_options, export_weights, list_encoders, list_pretrained, read_weights)
 from rvnnbook.renamed import RENAMED, RENAMED_OPTIONS
 from rvnnbook.optimization import evaluate_classifier
 from rvnnbook.tasks.classify import load_pretrained
@@ -67,6 +68,14 @@ def test_values_of_options_are_checked_by_the_stated_type():
     assert refused("ebt_grc", dim=8, dropout="0.1") == "encoder 'ebt_grc': dropout must be float, got '0.1'"
     assert refused("ebt_grc", dim=8, hidden=1.5) == "encoder 'ebt_grc': hidden must be int | None, got 1.5"
     assert create_encoder("ebt_grc", dim=np.int64(8), dropout=0, hidden=None).dim == 8
+
+
+def test_options_that_hold_containers_or_functions_are_left_to_the_class():
+    def make(dim: int, sizes: list[int], table: dict[str, int] | None, act: Callable[[int], int], width: int | None = None): ...
+    good = {"dim": 8, "sizes": [1, 2], "table": {"a": 1}, "act": abs}
+    _check_values("own", make, {}, good)
+    with pytest.raises(ValueError, match="width must be int | None, got 'x'"):
+        _check_values("own", make, {}, good | {"width": "x"})
 
 
 @pytest.mark.parametrize("name", list_encoders())

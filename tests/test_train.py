@@ -400,9 +400,11 @@ def test_the_best_weights_can_be_had_from_the_folder(whole):
 @pytest.mark.parametrize("options, complaint", [
     ({"precision": "fp16"}, "precision is 'fp16': Input should be 'no' or 'bf16'"), ({"optimizer": "sgd"}, "optimizer is 'sgd': Input should be 'radam_lookahead'"),
     ({"steps": None}, "one of steps, epochs and patience must end the run"), ({"decay": .9, "rewind": 2}, "exclude each other"),
-    ({"warm_up": -1, "halve_after": None}, "warm_up is -1"), ({"warm_up": 5}, "warm_up excludes halve_after, decay and rewind"), ({"warm_up": 5, "halve_after": None, "rewind": 2}, "warm_up excludes"), ({"warm_up": 5, "halve_after": None, "steps": None, "patience": 3}, "warm_up needs a limit"), ({"metric": "f1"}, "say whether f1 is better"), ({"better": "more"}, "better is 'more'"),
+    ({"warm_up": -1, "halve_after": None}, "warm_up is -1"), ({"warm_up": 5}, "warm_up excludes halve_after, decay and rewind"), ({"warm_up": 5, "halve_after": None, "rewind": 2}, "warm_up excludes"), ({"warm_up": 5, "halve_after": None, "steps": None, "patience": 3}, "warm_up needs a limit"), ({"metric": "f1"}, "say whether f1 is better"),
+    ({"halve_after": None, "rewind": 2}, "rewind needs halve_after"), ({"check_every": -3}, "check_every is -3"), ({"halve_after": 0}, "halve_after is 0"), ({"rewind": 0}, "rewind is 0"), ({"better": "more"}, "better is 'more'"),
     ({"learning_rate": 0.0}, "learning_rate is 0.0: Input should be greater than 0"), ({"steps": 2.5}, "steps is 2.5: "), ({"learning_rat": 1.0}, "Did you mean 'learning_rate'"),
-    ({"clip": -1.0, "weight_decay": -1.0}, "weight_decay is -1.0: .* greater than or equal to 0; clip is -1.0: "), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is nll")])
+    ({"clip": -1.0, "weight_decay": -1.0}, "weight_decay is -1.0: .* greater than or equal to 0; clip is -1.0: "), ({"judge": lambda model: {"f1": 1.0}}, r"gave \['f1'\], but the metric is nll"),
+    ({"judge": lambda model: {"nll": math.nan}}, "the judge gave nan for nll")])
 def test_recipes_that_cannot_be_meant_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         go(**options)

@@ -328,7 +328,7 @@ def _round_backward(tape: CellTape, table: DrawnMerges, step: int, later: Tensor
     (nodes, pairs, pick, soft), values = table.rounds[step], table.values
     leaves, wide = len(values) - len(table.scores), (-1, -1, later.shape[-1])
     at_pairs = _choice_gradient(values[nodes], values[leaves + pairs], later, soft, temperature)
-    at_scores.index_add_(0, pairs.flatten(), at_pairs.flatten())
+    at_scores.index_add_(0, pairs.flatten(), at_pairs.flatten().to(at_scores.dtype))
     place = torch.arange(nodes.shape[1], device=nodes.device)
     at_chosen[:] = later.gather(1, pick[..., None].expand(*wide)).squeeze(1)
     earlier = later.gather(1, (place - (place > pick).long())[..., None].expand(*wide))
@@ -338,7 +338,6 @@ def _round_backward(tape: CellTape, table: DrawnMerges, step: int, later: Tensor
     earlier[:, :-1] += left
     earlier[:, 1:] += right
     return earlier
-
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #bde2943c
 GROUP = 1024               # pairs whose gradients are computed together
@@ -411,7 +410,8 @@ def _draw_gradients(table: DrawnMerges, parts: TreeParts, temperature: float, ro
     some = iter(torch.autograd.grad(scores, wanted, at_scores) if wanted else ())
     at_scorer = [next(some) if one.requires_grad else None for one in scorer]
     if of_scores is not None:                          # of parents: all pairs have a gradient
-        at_parents = of_scores.mul_(at_scores[:, None]).index_add_(0, chosen, at_parents)
+        at_parents = of_scores.mul_(at_scores[:, None]).index_add_(
+            0, chosen, at_parents.to(of_scores.dtype))
         chosen = None
     return at_leaves, [*_cell_weights(parts.grc, table, at_parents, chosen), *at_scorer]
 

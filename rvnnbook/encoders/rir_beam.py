@@ -105,19 +105,19 @@ class RIRBeam(EfficientBeam):
         align: str = "beam",           # hypotheses of a chunk: "beam", "random" or "string"
         inference: str = "flat",       # in evaluation: whole sentence, "flat", or chunks, "nested"
         rule: str = "always",          # a level is cut "always" after k nodes, or "late"
-        pre: str | None = "s4d",       # layer before chunking: "s4d", or None
+        pre: str | dict | None = "s4d",    # layer before chunking: "s4d", its options, or None
         score_dim: int = 64,           # d, channels that the scorer reads; all if D is less
         hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
-        pre_options: dict | None = None,    # more options of the layer before chunking, by name
     ):
         super().__init__(dim, beam, score_dim, hidden, dropout=dropout)
         check_choice("align", align, ALIGNMENTS)
         check_choice("inference", inference, ("flat", "nested"))
         chunk_size(1, arity, rule)                             # raises ValueError if invalid
-        check_choice("pre", pre or "None", ("s4d", "None"))
+        options = pre if isinstance(pre, dict) else {}
+        check_choice("pre", "s4d" if options else pre or "None", ("s4d", "None"))
         self.arity, self.align, self.inference, self.rule = arity, align, inference, rule
-        self.s4d = S4DLayer(dim, **(pre_options or {})) if pre else None
+        self.s4d = S4DLayer(dim, **options) if pre else None
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         x = self.s4d(x, mask) if self.s4d else x
@@ -141,7 +141,7 @@ def _search_chunks(encoder, arena: PairArena, results: Tensor, below: Tensor, sc
     real = length_mask(longest, below.shape[-1]).to(below.device)[:, None]
     rows = F.pad(torch.where(real, results[below[order]], 0), (1, 1)).flatten(0, 1)
     there = (scores > -torch.inf).flatten() if rows.device.type == "cpu" else slice(None)
-    logits = scores.new_zeros(len(rows), rows.shape[1] - 1)
+    logits = rows.new_zeros(len(rows), rows.shape[1] - 1, dtype=arena.last[0].dtype)
     logits[there] = score_rows(arena, rows[there])             # a GPU would wait for a mask
     problem = encoder, arena, rows, logits, scores, longest
     if compiled:

@@ -68,10 +68,10 @@ class TrainConfig(BaseModel):
             raise ValueError("one of steps, epochs and patience must end the run")
         if self.decay and self.rewind:
             raise ValueError("decay and rewind exclude each other")
-        if self.rewind and not self.halve_after:
-            raise ValueError("rewind needs halve_after")
         if self.warm_up is not None and (self.halve_after or self.decay or self.rewind):
             raise ValueError("warm_up excludes halve_after, decay and rewind")
+        if self.rewind and not self.halve_after:
+            raise ValueError("rewind needs halve_after")
         if self.warm_up is not None and self.steps is self.epochs is None:
             raise ValueError("warm_up needs a limit, steps or epochs")
         return self
