@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from rvnnbook.lab.papers import PERCENT, TableError, chosen_runs, paper_table, paper_tables, provenance, summary
 from rvnnbook.origin import code_hashes
-from rvnnbook.show.tables import RunList, as_text, comparison, folded_runs, run_lines, table_lines, table_notes
+from rvnnbook.show import tables
+from rvnnbook.show.tables import LISTOPS_LENGTHS, RunList, as_text, comparison, folded_runs, listops_runs, run_lines, table_lines, table_notes
 from tests.records import make
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +25,16 @@ CODE = code_hashes(["rvnnbook.core"])
 
 def run(accuracy, seed=0, split="official 200 to 300", **changes):
     return make(seed=seed, metrics={split: {"accuracy": accuracy, "count": 100}}, **{"modules": CODE, **changes})
+
+
+def test_runs_without_all_tests_of_length_are_left_out(monkeypatch):
+    "Such as a short trial, which has tests of its own; chapters draw the others."
+    whole = make(experiment="listops", profile="cpu", parameters={"encoder": "crvnn", "dim": 64, "stages": "none"},
+                 metrics={split: {"accuracy": .5, "count": 10} for split in LISTOPS_LENGTHS})
+    trial = make(experiment="listops", profile="cpu", parameters={"encoder": "crvnn", "dim": 48, "stages": "none"},
+                 metrics={"generated, up to 6 tokens": {"accuracy": .9, "count": 10}})
+    monkeypatch.setattr(tables, "read_records", lambda name: [whole, trial])
+    assert [found.width for found in listops_runs("crvnn")] == [64]
 
 
 # ---- the papers

@@ -101,7 +101,7 @@ def reached(
     columns: dict[str, tuple[str, str]], # title -> (split, metric)
     smallest: bool = False,              # whether the best value is the smallest
 ) -> dict[str, tuple[dict, list]]:       # row -> ({title: mean}, its records), best first
-    "Mean results over seeds, best first; raises ValueError for runs with different settings."
+    "Mean results over seeds, best first; ValueError if settings differ between runs of a test."
     groups = {}
     for record in records:
         if record["profile"] != "smoke":
@@ -110,12 +110,12 @@ def reached(
             groups.setdefault(label, []).append(record)
     rows = {}
     for name, runs in groups.items():
-        means, splits = {}, {split for split, _ in columns.values()}
-        runs = [run for run in runs if splits & run["metrics"].keys()]
-        if mixed := _varied_settings(runs):
-            raise ValueError(f"{name}: the runs differ in {', '.join(mixed)}")
+        means = {}
         for title, (split, metric) in columns.items():
-            if tested := [run for run in runs if split in run["metrics"]]:
+            tested = [run for run in runs if split in run["metrics"]]
+            if mixed := _varied_settings(tested):
+                raise ValueError(f"{name}, {title}: the runs differ in {', '.join(mixed)}")
+            if tested:
                 means[title] = fmean(run["metrics"][split][metric] for run in tested)
         if means:
             rows[name] = means, runs
