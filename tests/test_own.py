@@ -99,7 +99,7 @@ class Rule(nn.Module):
     (lambda x, mask: x.sum(1).detach(), "gradient"),
     (lambda x, mask: x.sum(1) * 0, "gradient"),
     (lambda x, mask: x.view(3, -1), "raised RuntimeError"),
-    (lambda x, mask: x[9, 9], "raised IndexError")])
+    (lambda x, mask: x[9, 9], "raised IndexError"), (lambda x, mask: x.no_such, "raised AttributeError: "), (lambda x, mask: {}["a"], "raised KeyError: 'a'")])
 def test_broken_promises_are_refused(rule, said):
     with pytest.raises(ValueError) as error:
         check_promises(OwnEncoder(Rule(rule), 8, "mine:Mine"))
@@ -146,7 +146,7 @@ def test_the_experiment_runs_with_an_own_encoder(outside):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{"model": "A"}]}])
+@pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{"model": "A"}]}, {"rows": None}, {"rows": [3]}, {"rows": 5}])
 def test_malformed_leaderboards_are_refused(outside, change):
     record = {"parameters": {"model": "A"}, "profile": "paper", "seed": 0, "id": "0", "metrics": {"s": {"accuracy": .5}}}
     file = outside / "board.json"

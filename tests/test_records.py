@@ -744,7 +744,8 @@ def test_what_cannot_be_believed_is_not_merged(tmp_path):
     assert len(refused) == 5 and all(text in said for text in (
         "its hash differs from the recorded one", "is missing", "a smoke run is no result", "changed after it was written", "cut off"))
     with pytest.raises(RecordError, match="there are no records in"):
-        merge_records([tmp_path / "nothing"], tmp_path / "home")
+        merge_records([machine(tmp_path / "more", [make(seed=9)]), tmp_path / "nothing"], tmp_path / "home")
+    assert read_records("toy", tmp_path / "home") == [plain], "nothing is added if one folder is refused"
 
 
 def test_a_merge_mends_a_lost_trace_and_keeps_other_numbers(tmp_path):

@@ -37,7 +37,8 @@ def _first_row(experiment, parameters, step):
 def _repeated(record, step, seconds):
     "What `_first_row` returns, in a process with the threads of the record."
     parameters = record["parameters"] | {name: record[name] for name in ("profile", "seed")}
-    parameters.pop("source", None)                 # of data or code, which a run adds itself
+    for name in ("source", "pairs"):               # of code or data, which a run adds itself
+        parameters.pop(name, None)
     task = {"experiment": record["experiment"], "parameters": parameters, "step": step}
     try:
         return call_fresh("rvnnbook.lab.revalidate:_first_row", task, record["threads"], seconds)

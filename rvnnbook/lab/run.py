@@ -209,6 +209,8 @@ def run_experiment(
         if not cells and (world > 1 or not page):
             raise ParameterError("this notebook has no cells tagged `run`; run it as a notebook")
         target, _current.keeps = run_path(source, checked), checked.profile != "smoke"
+        if _current.keeps and any("append(" in text for _, text in cells):
+            results_folder(checked.profile)                # refused before anything is trained
         page = page if world == 1 else None
         train = not page or (_current.keeps and any("run_folder(" in text for _, text in cells))
         if rank:

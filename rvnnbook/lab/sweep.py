@@ -68,6 +68,7 @@ _Lists = dict[str, Annotated[list, Field(min_length=1)]]
 _Tables = list[dict[str, Any]]
 _Positive = Annotated[int, Field(ge=1)]
 _Nonnegative = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Above = Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 class SweepSettings(BaseModel):
     "The content of a sweep file."
@@ -81,7 +82,7 @@ class SweepSettings(BaseModel):
     workers: Literal["cores"] | _Positive = "cores"   # runs at a time on this machine
     retries: _Positive = 3                            # attempts of a run
     backoff: _Nonnegative = 30.0                   # seconds before the second attempt
-    limit: _Nonnegative | None = None              # seconds of a run
+    limit: _Above | None = None                    # seconds of a run
     notebook: bool = True                          # render the page of each run
     resources: dict[str, _Nonnegative | str] = {}  # such as {num_cpus: 1, num_gpus: 1}
 
@@ -92,7 +93,7 @@ def rows(settings: dict) -> list[dict]:    # parameters of each run, by name
     profile = {"profile": settings["profile"]} if settings["profile"] else {}
     return [_once([pair for part in parts for pair in part.items()], "is given in two places")
             for parts in itertools.product(
-                [profile | settings["parameters"]],
+                [profile], [settings["parameters"]],
                 side_by_side(settings["grid"], itertools.product),
                 settings["list"] or [{}], side_by_side(settings["zip"], zip))]
 

@@ -325,9 +325,12 @@ def read_leaderboard(
     content = json.loads(Path(path).read_text())
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{Path(path).name} is no leaderboard of format {FORMAT}")
-    for number, row in enumerate(content["rows"]):
+    rows = content.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{Path(path).name} has no list of rows")
+    for number, row in enumerate(rows):
         wrong = [key for key, kind in _ROW.items() if not isinstance(row.get(key, ...), kind)]
         if wrong or not 0 <= row["accuracy"] <= 1:
             raise ValueError(f"{Path(path).name}, row {number}: "
                              f"{', '.join(wrong) or 'accuracy'} is missing or out of range")
-    return content["rows"]
+    return rows
