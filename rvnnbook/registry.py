@@ -131,6 +131,13 @@ def _check_values(name, make, fixed, options):
     if options["dim"] < 1:
         raise ValueError(f"encoder {name!r}: dim must be at least 1, got {options['dim']}")
 
+def _make(name, make, options):
+    "An encoder; an option that a part of it refuses is a ValueError."
+    try:
+        return make(**options)
+    except TypeError as error:
+        raise ValueError(f"encoder {name!r}: {error}") from error
+
 # %% ../nbs/implementations/registry.ipynb #76be3783
 def list_pretrained() -> list[tuple[str, str]]:    # encoder and data set of each, in order
     "The trained models of the package, as tasks.classify.load_pretrained takes them."
@@ -204,7 +211,7 @@ def create_encoder(
     made = json.loads(about.get("options", "{}"))
     options = {**made, **options}
     _check_values(name, make, fixed, options)
-    encoder = make(**fixed, **options)
+    encoder = _make(name, make, fixed | options)
     if ":" in name:
         from rvnnbook.own import OwnEncoder, check_promises
         return check_promises(OwnEncoder(encoder, options["dim"], name))

@@ -26,7 +26,7 @@ from rvnnbook.data.listops import (
     VOCABULARY,
     Example,
     LengthSampler,
-    ListOpsError,
+    ListOpsError, max_min_examples,
     arguments,
     bracketed,
     choose_lengths,
@@ -561,3 +561,9 @@ def test_fingerprint_table():
     rows = [("1",), ("2",), ("[MAX", "1", "2", "]")]
     table = fingerprint_table(Example(0, row) for row in rows)
     assert table.dtype == np.uint64 and table.tolist() == sorted(map(fingerprint, rows)) and 0 not in table
+
+
+def test_more_different_expressions_than_there_are():
+    assert len(max_min_examples(200, 0, 4, 4)) == 200          # of two operators with two digits
+    with pytest.raises(ListOpsError, match="200 of 201 found"):
+        max_min_examples(201, 0, 4, 4)

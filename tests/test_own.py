@@ -106,6 +106,23 @@ def test_broken_promises_are_refused(rule, said):
     assert said in str(error.value) and str(error.value).startswith("mine:Mine: ")
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_root_that_ends_in_a_norm_is_accepted(seed):
+    "The sum of its channels has no gradient but for rounding."
+    torch.manual_seed(seed)
+    layer, norm = nn.Linear(4, 4), nn.LayerNorm(4)
+    def mean(x, mask):
+        return norm((layer(x) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+    assert check_promises(OwnEncoder(Rule(mean), 4, "mine:Mine"))
+
+
+def test_a_forward_that_raises_without_a_word_is_named():
+    def rule(x, mask):
+        raise NotImplementedError
+    with pytest.raises(ValueError, match="mine:Mine: forward.x, mask. raised NotImplementedError"):
+        check_promises(OwnEncoder(Rule(rule), 8, "mine:Mine"))
+
+
 def test_a_forward_without_mask_is_refused():
     class NoMask(nn.Module):
         def forward(self, x):

@@ -70,6 +70,12 @@ def test_values_of_options_are_checked_by_the_stated_type():
     assert create_encoder("ebt_grc", dim=np.int64(8), dropout=0, hidden=None).dim == 8
 
 
+def test_the_layer_before_chunking_is_chosen_by_name_or_options():
+    assert [create_encoder("rir_ebt_grc", dim=8, pre=pre).s4d is None for pre in (None, "None", "s4d", {}, {"channel_dropout": .5})] == [True, True, False, False, False]
+    assert create_encoder("rir_ebt_grc", dim=8, pre={"channel_dropout": .5}).s4d.channels.p == .5
+    assert "unexpected keyword argument 'foo'" in refused("rir_ebt_grc", dim=8, pre={"foo": 1})
+
+
 def test_options_that_hold_containers_or_functions_are_left_to_the_class():
     def make(dim: int, sizes: list[int], table: dict[str, int] | None, act: Callable[[int], int], width: int | None = None): ...
     good = {"dim": 8, "sizes": [1, 2], "table": {"a": 1}, "act": abs}

@@ -264,12 +264,15 @@ def max_min_examples(
     longest: int = 20,    # most tokens
 ) -> list[Example]:       # different examples, in the order of the draws
     "Different expressions of MAX and MIN with their values."
-    random, found = Random(seed), {}
+    random, found, wasted = Random(seed), {}, 0
     while len(found) < count:
         drawn = draw_expression(random)
         tokens = tuple({"[MED": "[MIN", "[SM": "[MAX"}.get(token, token) for token in drawn)
-        if shortest <= len(tokens) <= longest:
-            found[tokens] = Example(evaluate(tokens), tokens)
+        if shortest <= len(tokens) <= longest and tokens not in found:
+            found[tokens], wasted = Example(evaluate(tokens), tokens), 0
+        elif (wasted := wasted + len(tokens) + 10) > 2_000_000:
+            raise ListOpsError(f"{len(found)} of {count} found, then no new expression for a long "
+                               "time: request fewer or widen the bounds")
     return list(found.values())
 
 # %% ../../nbs/implementations/listops.ipynb #f6107cc0

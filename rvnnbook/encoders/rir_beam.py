@@ -115,9 +115,9 @@ class RIRBeam(EfficientBeam):
         check_choice("inference", inference, ("flat", "nested"))
         chunk_size(1, arity, rule)                             # raises ValueError if invalid
         options = pre if isinstance(pre, dict) else {}
-        check_choice("pre", "s4d" if options else pre or "None", ("s4d", "None"))
+        check_choice("pre", "s4d" if isinstance(pre, dict) else pre or "None", ("s4d", "None"))
         self.arity, self.align, self.inference, self.rule = arity, align, inference, rule
-        self.s4d = S4DLayer(dim, **options) if pre else None
+        self.s4d = None if pre in (None, "None") else S4DLayer(dim, **options)
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         x = self.s4d(x, mask) if self.s4d else x
