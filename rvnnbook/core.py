@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['pad_batch', 'length_mask', 'check_batch', 'check_choice', 'check_counts', 'check_range', 'check_directions',
-           'check_ids', 'TokenEmbedding', 'EncoderOutput', 'Encoder', 'encoder_width', 'batch_gap', 'padding_gap',
-           'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
+           'check_ids', 'TokenEmbedding', 'EncoderOutput', 'Encoder', 'encoder_width', 'first_derivative', 'batch_gap',
+           'padding_gap', 'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
 
 # %% ../nbs/implementations/conventions.ipynb #938f74f6
 import math
+from collections.abc import Callable
+from functools import wraps
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -178,6 +180,21 @@ def encoder_width(
         raise TypeError("expected an encoder, such as create_encoder('crvnn', dim=64), "
                         f"got {type(encoder).__name__}")
     return encoder.dim
+
+# %% ../nbs/implementations/conventions.ipynb #5c1e9b02
+def first_derivative(
+    backward: Callable,    # of an autograd.Function: backward(ctx, *gradients)
+) -> Callable:             # the same, which refuses second derivatives
+    "Decorate a backward pass that is written by hand: first derivatives only, without autocast."
+    @wraps(backward)
+    def checked(ctx, *gradients):
+        if torch.is_grad_enabled():            # the gradient is to be differentiated
+            raise RuntimeError("this encoder has no second derivatives: its backward pass is "
+                               "written by hand; leave out create_graph=True")
+        kind = next(grad.device.type for grad in gradients if grad is not None)
+        with torch.autocast(kind, enabled=False):
+            return backward(ctx, *gradients)
+    return checked
 
 # %% ../nbs/implementations/conventions.ipynb #e3b46b36
 @torch.no_grad()

@@ -719,9 +719,8 @@ def test_several_backward_passes():
 def test_changed_weights_and_second_derivatives_are_refused():
     encoder, (x, mask) = make(0), batch_of([4, 2], 0)
     out = encoder(x.requires_grad_(), mask).states.square().sum()
-    slope, = torch.autograd.grad(out, encoder.grc.w1.weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(out, encoder.grc.w1.weight, create_graph=True)
     out = encoder(x, mask).states.square().sum()
     with torch.no_grad():
         encoder.grc.w1.weight.mul_(2)

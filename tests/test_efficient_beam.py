@@ -235,9 +235,8 @@ def test_slopes_of_the_replay():
     assert torch.autograd.gradcheck(lambda x: replay(encoder.grc, x, plan, keep), flat)
     weights = list(encoder.grc.parameters())
     assert torch.autograd.gradcheck(lambda *given: replay(encoder.grc, flat.detach(), plan, keep), weights)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope, = torch.autograd.grad(replay(encoder.grc, flat, plan).square().sum(), flat, create_graph=True)
-        slope.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(replay(encoder.grc, flat, plan).square().sum(), flat, create_graph=True)
 
 
 @pytest.mark.parametrize("spread", [1.0, 100.0, 5000.0])

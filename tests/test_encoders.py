@@ -227,6 +227,42 @@ def test_autocast_is_near(name, train):
 
 
 @every
+def test_second_derivatives_are_right_or_refused(name):
+    "A penalty on the gradient of the tokens, against finite differences in one weight of the leaves."
+    encoder = make(name, **({"compiled": False} if "compiled" in options_of(name) else {}))
+    x = states(MASK, 5, dtype=torch.float64)
+    encoder, x = encoder.double(), x.double().requires_grad_()
+    ways = torch.linspace(-1, 2, DIM, dtype=torch.float64)
+
+    def penalty(create_graph=False):
+        slope, = torch.autograd.grad((encode(encoder, x, MASK, TREES).root.square() @ ways).sum(), x, create_graph=create_graph)
+        return slope.square().sum()
+    try:
+        found = penalty(True)
+    except RuntimeError as error:
+        assert "no second derivatives" in str(error)
+        return
+    weight = next(p for p in encoder.parameters() if p.dim() == 2)
+    slope, = torch.autograd.grad(found, weight)
+    apart = []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            weight[0, 0] += step
+        apart.append(penalty().item())
+        with torch.no_grad():
+            weight[0, 0] -= step
+    assert math.isclose(float(slope[0, 0]), (apart[0] - apart[1]) / 2e-5, rel_tol=1e-3, abs_tol=1e-6)
+
+
+@every
+def test_a_backward_pass_within_autocast(name):
+    encoder, x = make(name).train(), states(MASK, 5, dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        (encode(encoder, x, MASK, TREES).root.float() * torch.linspace(-1, 2, DIM)).sum().backward()
+    assert x.grad[MASK].any() and x.grad.isfinite().all()
+
+
+@every
 def test_a_step_with_all_weights_in_bfloat16(name):
     "The Fourier transforms of S4D and MEGA have no such precision, and say so."
     encoder = make(name, **({"pre": None} if name.startswith("rir_") else {})).bfloat16().train()

@@ -217,9 +217,8 @@ def test_convolution_by_the_sum(length, seed, which, with_direct):
 
 def test_a_convolution_has_no_second_derivative():
     x = torch.randn(1, 4, 2).requires_grad_()
-    slope, = torch.autograd.grad(convolve(x, torch.randn(2, 4)).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(convolve(x, torch.randn(2, 4)).square().sum(), x, create_graph=True)
 
 
 def test_room_for_a_convolution():

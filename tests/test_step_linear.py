@@ -142,9 +142,8 @@ def test_an_input_that_is_changed_in_place_is_refused():
 def test_second_derivatives_are_refused(wanted):
     linear, = maps = maps_of()
     x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    found, = torch.autograd.grad(step_of(maps)(x).sin().sum(), [x if wanted == "inputs" else linear.weight], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        found.square().sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(step_of(maps)(x).sin().sum(), [x if wanted == "inputs" else linear.weight], create_graph=True)
 
 
 def lstm_unit():

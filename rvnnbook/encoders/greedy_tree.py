@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch, check_choice
+from ..core import Encoder, EncoderOutput, check_batch, check_choice, first_derivative
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
@@ -429,7 +428,7 @@ class DrawnRoots(torch.autograd.Function):
         return table.values[roots]
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple:
         (table, parts, temperature), (roots,) = ctx.about, ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..core import (
-    Encoder, EncoderOutput, check_batch, check_counts, check_range, steps_from_tree)
+    Encoder, EncoderOutput, check_batch, check_counts, check_range, first_derivative,
+    steps_from_tree)
 from ..layers.cells import ACTIVATIONS, GRC
 from ..layers.tree_search import activation_derivative
 
@@ -619,7 +619,7 @@ class ReadMemory(torch.autograd.Function):
         return outputs, shares
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, at_outputs: Tensor, at_shares: Tensor) -> tuple:
         (tokens,), (memory, counts, steps) = ctx.saved_tensors, ctx.about
         if not steps:                                          # no sentence has a second token

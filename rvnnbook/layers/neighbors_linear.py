@@ -14,10 +14,9 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import check_choice
+from ..core import check_choice, first_derivative
 from .neighbors import neighbor_weights, retrieve
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #5903b2ff
@@ -112,7 +111,7 @@ class CumulativeRetrieval(torch.autograd.Function):
         return found + walk.rest[..., None] * _rows_at(values, walk.edge)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (exists, values), walk = ctx.saved_tensors, ctx.walk
         missed = walk.slope * (grad * _rows_at(values, walk.edge)).sum(-1)
@@ -206,7 +205,7 @@ class StickBreakingRetrieval(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         exists, values, found = ctx.saved_tensors
         reached = decayed_sums(1 - exists, grad, ctx.behind)
@@ -315,7 +314,7 @@ class ExpRetrieval(torch.autograd.Function):
         return (found - base).exp(), base
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor, _: Tensor) -> tuple:
         return *_exp_gradients(ctx.walk, grad, *ctx.saved_tensors), None, None
 
@@ -411,10 +410,9 @@ class CumulativeNeighbors(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> Tensor:
         return CumulativeNeighbors.gradients(ctx.saved_tensors, grad)
-
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #57980fc7
 class NeighborWindow(torch.autograd.Function):
@@ -431,7 +429,7 @@ class NeighborWindow(torch.autograd.Function):
         return *(both[:, 0] for both in found[::-1]), values, *(both[:, 1] for both in found)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, values, *found = ctx.saved_tensors
         window, square = len(found) + 1, weights.flatten(0, 1)
@@ -445,7 +443,6 @@ class NeighborWindow(torch.autograd.Function):
             to_weights.baddbmm_(grad, source.flatten(0, 1).mT)
         to_values = torch.baddbmm(grads[window], weights.flatten(1, 2).mT, near)
         return to_weights.view_as(weights), to_values, None
-
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #ac526f8d
 class NeighborPair:
@@ -509,7 +506,7 @@ class CompiledRetrieval(torch.autograd.Function):
         return retrieve_sums(exists, values, Windows(first, stop, walk.edge, walk.rest, walk.slope))
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         from rvnnbook.layers.compiled_neighbors import Windows, retrieve_gradients
         (exists, values), walk, (first, stop) = ctx.saved_tensors, ctx.walk, ctx.walk.takers

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ..core import first_derivative
 from .neighbors_linear import CumulativeNeighbors
 
 # %% ../../nbs/implementations/rounds.ipynb #f8bc8b7d
@@ -141,7 +141,7 @@ class WeightToken(torch.autograd.Function):
         return tape.zero.clone()
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, _) -> tuple:
         ctx.tape.begin()
         found = ctx.tape.sums()
@@ -333,7 +333,7 @@ class SoftRound(torch.autograd.Function):
                 torch.lerp(exists, tape.zero, composes), came, composes)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, *grads: Tensor | None) -> tuple:
         tape = ctx.tape
         *found, rows = _round_gradients(tape, ctx.saved_tensors[len(tape.weights):], *grads[:3])

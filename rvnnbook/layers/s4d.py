@@ -11,10 +11,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import check_batch, check_choice
+from ..core import check_batch, check_choice, first_derivative
 
 # %% ../../nbs/implementations/s4d.ipynb #abcd10c8
 def bilinear(
@@ -57,7 +56,7 @@ class Convolution(torch.autograd.Function):
         return torch.fft.irfft(signal * spectrum, size)[..., :x.shape[1]].mT.contiguous()
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         signal, spectrum = ctx.saved_tensors
         length, slope = grad.shape[1], torch.fft.rfft(grad.mT, ctx.size)
@@ -137,7 +136,7 @@ class PowerSums(torch.autograd.Function):
             return (_as_real(left) @ _as_real(fine).mT).flatten(-2)[..., :length]
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, coarse, fine = ctx.saved_tensors
         lags = torch.arange(1, grad.shape[-1], device=grad.device)

@@ -11,10 +11,9 @@ from functools import reduce
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import check_choice
+from ..core import check_choice, first_derivative
 
 # %% ../../nbs/implementations/scan.ipynb #dfd1831d
 def scan_loop(
@@ -55,7 +54,7 @@ class Scan(torch.autograd.Function):
         return c
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         f, c0, c = ctx.saved_tensors
         later = F.pad(f[:, 1:], (0, 0, 0, 1))                         # f_2, ..., f_T, 0

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from ..core import first_derivative
 
 # %% ../../nbs/implementations/step_linear.ipynb #57e90007
 BLOCK = 16                 # steps whose gradients are one product
@@ -27,7 +28,7 @@ class _CopiedBias(torch.autograd.Function):
         return bias[..., None, :].expand(BLOCK, *bias.shape[:-1], rows, -1)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         if any(x._version != version for x, version in ctx.inputs):
             raise RuntimeError("an input of a StepLinear was changed in place before backward")
@@ -46,7 +47,7 @@ class _Product(torch.autograd.Function):
         return (torch.addmm if x.ndim == 2 else torch.baddbmm)(bias, x, weight.mT)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         return grad, grad @ ctx.weight if ctx.needs_input_grad[1] else None, None
 

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..core import EncoderOutput, check_batch, length_mask, steps_from_tree
+from ..core import (
+    EncoderOutput, check_batch, first_derivative, length_mask, steps_from_tree)
 from .cells import GRC
 from .neighbors_linear import log_sums
 from .topk import EPSILON, choice_matrix, gumbel_noise
@@ -828,7 +828,7 @@ class Replay(torch.autograd.Function):
         return nodes
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple:
         (keep, before, boxes, mixed), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
         hidden, at_hidden = activation_derivative(cell.activation, before)
@@ -870,7 +870,7 @@ class LineageScores(torch.autograd.Function):
         return torch.where(scored, chosen - norms, 0).sum(-1)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad: Tensor) -> tuple:
         logits, pairs, births, scored, norms = ctx.saved_tensors
         rates = (-norms.double()).masked_fill(~scored, -torch.inf)
