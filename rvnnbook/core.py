@@ -191,7 +191,7 @@ def first_derivative(
         if torch.is_grad_enabled():            # the gradient is to be differentiated
             raise RuntimeError("this encoder has no second derivatives: its backward pass is "
                                "written by hand; leave out create_graph=True")
-        kind = next(grad.device.type for grad in gradients if grad is not None)
+        kind = next((grad.device.type for grad in gradients if grad is not None), "cpu")
         with torch.autocast(kind, enabled=False):
             return backward(ctx, *gradients)
     return checked
