@@ -361,13 +361,13 @@ def check_results(folder: Path | None = None, experiment: str | None = None) -> 
 def merge_records(sources: Iterable[Path], folder: Path | None = None) -> tuple[list, list]:
     "Add the records and traces of other folders or clones: those added, and refusals in words."
     from rvnnbook.data.listops import write_whole
-    folder, added, refused, paths_in = Path(folder or results_folder()), [], [], {}
+    folder, added, refused, found_in = Path(folder or results_folder()), [], [], []
     for source in map(Path, sources):                        # all are checked before any is added
         inner = source / "nbs" / "results"
-        paths_in[source] = sorted((inner if inner.is_dir() else source).glob("*.jsonl"))
-        if not paths_in[source]:
+        found_in.append((source, sorted((inner if inner.is_dir() else source).glob("*.jsonl"))))
+        if not found_in[-1][1]:
             raise RecordError(f"there are no records in {source}")
-    for source, paths in paths_in.items():
+    for source, paths in found_in:
         for path in paths:
             found, faults = _scan(path, traces=True)
             new = [record for record in found.values() if record["profile"] != "smoke"]
