@@ -84,8 +84,9 @@ def fit_scorer(
         if step % every == 0:
             curve.append(measure(model))
         if step == steps:
-            return curve
+            break
         batch = collate_listops([training[i] for i in torch.randint(examples, (12,))])
         optimizer.zero_grad()
         cross_entropy(model.train()(batch.ids, batch.mask).logits, batch.labels).backward()
         optimizer.step()
+    return curve

@@ -34,7 +34,7 @@ ENCODER_OF = {             # a paper's row -> name in the registry
 NO_ROW = {
     "encoders": {"ndr_act", "ndr_halt"},
     "experiments": {"beam_states", "bench_beam_tree", "bench_crvnn", "bench_layers", "bench_predict", "gold_trees", "tokens"},
-    "models of length_generalization": {"RNN-GRC", "RvNN gold trees"},
+    "models of length_generalization": {"RNN-GRC", "RvNN gold trees", "RIR-EBT-GRC late cut", "RIR-EBT-GRC late cut minus S4D", "RIR-EBT-GRC published training"},
     "models of nested": {"RNN-GRC"},
     "models of design_space": {"NDR-ACT", "NDR-halt", "Universal Transformer"},
     "models of inference": {"LSTM", "LSTM, hypothesis only"},

@@ -115,7 +115,7 @@ class RIRBeam(EfficientBeam):
         check_choice("inference", inference, ("flat", "nested"))
         chunk_size(1, arity, rule)                             # raises ValueError if invalid
         options = pre if isinstance(pre, dict) else {}
-        check_choice("pre", "s4d" if isinstance(pre, dict) else pre or "None", ("s4d", "None"))
+        check_choice("pre", pre or "None" if not isinstance(pre, dict) else "s4d", ("s4d", "None"))
         self.arity, self.align, self.inference, self.rule = arity, align, inference, rule
         self.s4d = None if pre in (None, "None") else S4DLayer(dim, **options)
 

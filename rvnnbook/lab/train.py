@@ -196,8 +196,6 @@ def check(run: Run, judge: Callable | None):       # at a step where it is due; 
         run.model.train()
         if metric not in found:
             raise ValueError(f"the judge gave {sorted(found)}, but the metric is {metric}")
-        if math.isnan(found[metric]):
-            raise ValueError(f"at step {run.step} the judge gave nan for {metric}")
         found, = broadcast_object_list([{name: float(value) for name, value in found.items()}])
     seconds = sum(leg["seconds"] for leg in run.legs[:-1]) + time.monotonic() - run.began
     row = {"step": run.step, "epoch": run.batches.epoch + run.batches.index / len(run.batches),
@@ -219,7 +217,7 @@ def check(run: Run, judge: Callable | None):       # at a step where it is due; 
     run.stalled += 1
     if run.recipe.halve_after and run.stalled % run.recipe.halve_after == 0:
         rates = [group["lr"] / 2 for group in groups]
-        if run.recipe.rewind:
+        if run.recipe.rewind and run.best:                 # none if all checks gave nan
             run.model.load_state_dict(run.best)
             run.optimizer.load_state_dict(deepcopy(unpack_state(*run.best_optimizer)))
         for group, rate in zip(run.optimizer.param_groups, rates):
