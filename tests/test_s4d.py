@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from rvnnbook.core import length_mask
+from rvnnbook.encoders.s4d_stack import S4DBlock
 from rvnnbook.layers.s4d import (NORMS, S4DKernel, S4DLayer, TokenBatchNorm, _as_real, bilinear, convolve, _evaluate_polynomials, inverse_frequencies, power_sums,
                                  powers, _transform_length)
 
@@ -354,21 +355,19 @@ def test_a_frozen_backward_reading():
     assert first(x, False)[1:].abs().max() > 1e-3 > 1e-12 > first(x, True)[1:].abs().max()
 
 
-def test_whole_channels_are_dropped_around_the_activation():
+@pytest.mark.parametrize("kind", [S4DLayer, S4DBlock])
+def test_whole_channels_are_dropped_around_the_activation(kind):
     "A channel of a sentence is dropped at all of its tokens, with one draw before GELU and one after it."
-    layer, (x, mask) = make(dim=16, channel_dropout=.5), batch([9, 9, 9], dim=16)
-    plain, rate = layer(x, mask), .5
-    layer.train()
     torch.manual_seed(0)
-    with torch.no_grad():
-        dropped = layer.context(x)
-        kernels, direct = layer.kernel(9)[0].chunk(2), layer.D[0].chunk(2)
-        signals = torch.cat([convolve(x, past=kernels[0], direct=direct[0]), convolve(x, future=kernels[1], direct=direct[1])], -1)
-    there = dropped.abs().amax(1) > 0                                                              # (B, 2 D)
-    assert torch.equal((dropped != 0).all(1), there) and .1 < there.double().mean() < .45 and len({tuple(row) for row in there.tolist()}) == 3
-    twice = F.gelu(signals / rate) / rate
-    assert_close(dropped, torch.where(there[:, None], twice, 0))
-    assert torch.equal(layer.eval()(x, mask), plain) and not torch.equal(layer.train()(x, mask), plain)
+    layer, (x, mask), seen = kind(16, state_size=6, channel_dropout=.5).double().eval(), batch([9, 9, 9], dim=16), []
+    plain = layer.mix(x, mask)
+    layer.glu.register_forward_pre_hook(lambda module, given: seen.append(given[0].detach()))
+    assert not torch.equal(layer.train().mix(x, mask), plain) and torch.equal(layer.eval().mix(x, mask), plain)
+    there = seen[0].abs().amax(1) > 0                                                              # (B, 2 D)
+    assert torch.equal((seen[0] != 0).all(1), there) and .1 < there.double().mean() < .45 and len({tuple(row) for row in there.tolist()}) == 3
+    signals = layer.context(x).detach()
+    assert_close(seen[0], torch.where(there[:, None], F.gelu(signals / .5) / .5, 0))
+    assert_close(seen[1], F.gelu(signals))
 
 
 @pytest.mark.parametrize("norm", NORMS)

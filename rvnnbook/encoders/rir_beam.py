@@ -114,10 +114,11 @@ class RIRBeam(EfficientBeam):
         check_choice("align", align, ALIGNMENTS)
         check_choice("inference", inference, ("flat", "nested"))
         chunk_size(1, arity, rule)                             # raises ValueError if invalid
-        options = pre if isinstance(pre, dict) else {}
-        check_choice("pre", pre or "None" if not isinstance(pre, dict) else "s4d", ("s4d", "None"))
+        if not isinstance(pre, dict):
+            check_choice("pre", pre or "None", ("s4d", "None"))
+            pre = {} if pre == "s4d" else None
         self.arity, self.align, self.inference, self.rule = arity, align, inference, rule
-        self.s4d = None if pre in (None, "None") else S4DLayer(dim, **options)
+        self.s4d = None if pre is None else S4DLayer(dim, **pre)
 
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         x = self.s4d(x, mask) if self.s4d else x

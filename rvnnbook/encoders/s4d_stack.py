@@ -20,7 +20,7 @@ class S4DBlock(S4DLayer):
         self,
         dim: int,              # D
         lag: int = 0,          # g, offset of the kernel over the future, 0 or 1
-        **options,             # of S4DLayer: state_size, norm, dropout, not the others
+        **options,             # of S4DLayer, but for freeze_backward
     ):
         super().__init__(dim, directions=2, **options)
         self.lag = lag
@@ -28,10 +28,10 @@ class S4DBlock(S4DLayer):
     forward = S4DLayer.mix       # the input must be zero on padding
 
     def context(self, read: Tensor) -> Tensor:
-        "The context of tokens, for an input that is zero on padding: (B, N, D) -> (B, N, D)."
+        "The convolution of an input that is zero on padding: (B, N, D) -> (B, N, D)."
         past, future = self.kernel(read.shape[1])
         future = F.pad(future, (self.lag, 0))[:, :read.shape[1]]
-        return F.gelu(convolve(read, past, future, self.D[0]))
+        return convolve(read, past, future, self.D[0])
 
 # %% ../../nbs/implementations/s4d_stack.ipynb #fe7f3799
 class S4DStack(Encoder):

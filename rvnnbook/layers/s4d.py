@@ -242,14 +242,14 @@ class S4DLayer(nn.Module):
         "The layer on a batch that was checked."
         there = mask[..., None]
         read = torch.where(there, self.norm(x), 0) if self.place == "pre" else x
-        out = x + F.glu(self.glu(self.dropout(self.context(read))), -1)
+        context = self.channels(F.gelu(self.channels(self.context(read).mT))).mT
+        out = x + F.glu(self.glu(self.dropout(context)), -1)
         out = self.norm(out, mask) if self.place == "batch" else out
         return torch.where(there, self.norm(out) if self.place == "post" else out, 0)
 
     def context(self, read: Tensor) -> Tensor:
-        "The context of tokens, for an input that is zero on padding: (B, N, D) -> (B, N, 2 D)."
+        "Both convolutions of an input that is zero on padding: (B, N, D) -> (B, N, 2 D)."
         kernels, direct = self.kernel(read.shape[1])[0].chunk(2), self.D[0].chunk(2)
         ahead = convolve(read, past=kernels[0], direct=direct[0])
         back = convolve(read, future=kernels[1], direct=direct[1])
-        both = torch.cat([ahead, back.detach() if self.freeze_backward else back], -1)
-        return self.channels(F.gelu(self.channels(both.mT))).mT
+        return torch.cat([ahead, back.detach() if self.freeze_backward else back], -1)
