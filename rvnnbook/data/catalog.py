@@ -277,7 +277,7 @@ def check_members(
     limit: int,               # maximal total unpacked size, bytes
 ) -> list[Member]:            # the same members
     "Raise an error if a member of an archive is unsafe or the total is too large."
-    total, checked, folders = 0, {}, set()
+    total, checked, files, folders = 0, [], set(), set()
     for member in members:
         total, path = total + member.size, PurePosixPath(member.name)
         if member.kind == "other":
@@ -285,19 +285,19 @@ def check_members(
         elif (member.name.startswith("/") or re.search(r"[\\:\0]", member.name)
               or ".." in path.parts):
             wrong = "leads out of the folder"
-        elif path in checked and (member.kind == "file" or checked[path].kind == "file") or (
-                member.kind == "file" and path in folders):
+        elif path in files or member.kind == "file" and path in folders:
             wrong = "occurs twice"
-        elif any(checked[above].kind == "file" for above in path.parents if above in checked):
+        elif files & {*path.parents}:
             wrong = "is inside a file"
         elif total > limit:
             wrong = f"is too large: no more than {limit} bytes were expected"
         else:
-            checked.setdefault(path, member)
+            checked.append(member)
+            (files if member.kind == "file" else folders).add(path)
             folders.update(path.parents)
             continue
         raise CatalogError(f"the member {member.name[:80]!r} {wrong}")
-    return list(checked.values())
+    return checked
 
 # %% ../../nbs/implementations/catalog.ipynb #6579a138
 class LimitedStream:
