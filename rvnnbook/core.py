@@ -145,9 +145,9 @@ class EncoderOutput(NamedTuple):
 class Encoder(nn.Module):
     """Base class of all encoders: token vectors (B, N, D) to one vector per sentence (B, D).
 
-    `encoder.dim` is the width D of token vectors and of the root. Unless an
-    encoder draws random numbers, outputs do not depend on values on padding or on the other
-    sentences of the batch. A subclass defines `forward`.
+    `encoder.dim` is the width D of token vectors and of the root. Unless an encoder draws random
+    numbers, outputs do not depend on values on padding or on the other sentences of the batch. A
+    subclass defines `forward`.
     """
     dim: int
 
@@ -189,7 +189,7 @@ def first_derivative(
     @wraps(backward)
     def checked(ctx, *gradients):
         if torch.is_grad_enabled():            # the gradient is to be differentiated
-            raise RuntimeError("this encoder has no second derivatives: its backward pass is "
+            raise RuntimeError("there are no second derivatives here: this backward pass is "
                                "written by hand; leave out create_graph=True")
         kind = next((grad.device.type for grad in gradients if grad is not None), "cpu")
         with torch.autocast(kind, enabled=False):

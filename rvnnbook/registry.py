@@ -122,8 +122,8 @@ def _check_values(name, make, fixed, options):
     for option, value in options.items():
         stated = inspect.signature(make).parameters[option].annotation
         union = get_origin(stated) in (Union, UnionType)
-        kinds = get_args(stated) if union else (stated,)
-        if all(kind in [*_KINDS] for kind in kinds) and not any(
+        kinds = get_args(stated) if union else (stated,)       # not all have a hash
+        if all(kind in list(_KINDS) for kind in kinds) and not any(
                 isinstance(value, _KINDS[kind]) and (kind is bool or not isinstance(value, bool))
                 for kind in kinds):
             raise ValueError(f"encoder {name!r}: {option} must be "
