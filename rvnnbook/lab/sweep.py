@@ -68,7 +68,7 @@ _Lists = dict[str, Annotated[list, Field(min_length=1)]]
 _Tables = list[dict[str, Any]]
 _Positive = Annotated[int, Field(ge=1)]
 _Nonnegative = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Above = Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_AboveZero = Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 class SweepSettings(BaseModel):
     "The content of a sweep file."
@@ -82,7 +82,7 @@ class SweepSettings(BaseModel):
     workers: Literal["cores"] | _Positive = "cores"   # runs at a time on this machine
     retries: _Positive = 3                            # attempts of a run
     backoff: _Nonnegative = 30.0                   # seconds before the second attempt
-    limit: _Above | None = None                    # seconds of a run
+    limit: _AboveZero | None = None                # seconds of a run
     notebook: bool = True                          # render the page of each run
     resources: dict[str, _Nonnegative | str] = {}  # such as {num_cpus: 1, num_gpus: 1}
 
