@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['pad_batch', 'length_mask', 'check_batch', 'check_choice', 'check_counts', 'check_range', 'check_directions',
-           'check_ids', 'TokenEmbedding', 'EncoderOutput', 'Encoder', 'encoder_width', 'first_derivative', 'batch_gap',
-           'padding_gap', 'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
+           'check_ids', 'TokenEmbedding', 'EncoderOutput', 'Encoder', 'encoder_width', 'first_derivative',
+           'keep_weights', 'has_plain_layers', 'check_layers', 'batch_gap', 'padding_gap', 'steps_from_tree',
+           'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
 
 # %% ../nbs/implementations/conventions.ipynb #938f74f6
 import math
@@ -195,6 +196,36 @@ def first_derivative(
         with torch.autocast(kind, enabled=False):
             return backward(ctx, *gradients)
     return checked
+
+# %% ../nbs/implementations/conventions.ipynb #5c1e9b05
+def keep_weights(
+    module: nn.Module,     # with any submodules
+) -> nn.Module:            # a copy that shares the memory of the weights
+    "Copy a module with the weights that it has now, for a backward pass that comes later."
+    copied = object.__new__(type(module))
+    copied.__dict__ = module.__dict__ | {
+        "_parameters": {name: weight if weight is None else
+                        weight.detach().requires_grad_(weight.requires_grad)
+                        for name, weight in module._parameters.items()},
+        "_modules": {name: part if part is None else keep_weights(part)
+                     for name, part in module._modules.items()}}
+    return copied
+
+def has_plain_layers(
+    *layers: nn.Module,    # whose weights are read
+) -> bool:
+    "Whether layers are exactly `nn.Linear` or `nn.LayerNorm`."
+    return all(type(layer) in (nn.Linear, nn.LayerNorm) for layer in layers)
+
+def check_layers(
+    *layers: nn.Module,    # whose weights are read
+) -> None:
+    "TypeError unless layers are exactly `nn.Linear` or `nn.LayerNorm`."
+    for layer in layers:
+        if not has_plain_layers(layer):
+            raise TypeError(f"a layer is {type(layer).__name__} instead of nn.Linear or "
+                            "nn.LayerNorm: this encoder reads the weights of its layers and does "
+                            "not call them, so another kind of layer would have no effect")
 
 # %% ../nbs/implementations/conventions.ipynb #e3b46b36
 @torch.no_grad()

@@ -255,6 +255,55 @@ def test_second_derivatives_are_right_or_refused(name):
 
 
 @every
+def test_gradients_belong_to_the_weights_of_the_forward_pass(name):
+    "Weights given by functional_call: the encoder has its own ones again before the backward pass."
+    encoder, x = make(name).double().train(), states(MASK, 5)
+    other = {key: (value + 0.1 * torch.randn_like(value)).detach().requires_grad_() for key, value in encoder.named_parameters()}
+    changed = make(name).double().train()
+    changed.load_state_dict(changed.state_dict() | other)
+
+    def gradients(call, weights):
+        torch.manual_seed(3)
+        return torch.autograd.grad(call(x, MASK, trees=TREES, generator=torch.Generator().manual_seed(4)).root.square().sum(), weights, materialize_grads=True,
+                                   allow_unused=True)
+    found = gradients(lambda *args, **kwargs: torch.func.functional_call(encoder, other, args, kwargs), [*other.values()])
+    for key, one, wanted in zip(other, found, gradients(changed, [*changed.parameters()])):
+        assert torch.allclose(one, wanted, rtol=1e-8, atol=1e-10), key
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@every
+@pytest.mark.parametrize("train", [False, True])
+def test_layers_of_another_kind_are_called_or_refused(name, train):
+    x, called = states(MASK, 5), 0
+    for path, layer in make(name).named_modules():
+        if type(layer) is not torch.nn.Linear:
+            continue
+        plain, other = make(name).double().train(train), make(name).double().train(train)
+        new = Doubled(layer.in_features, layer.out_features, layer.bias is not None).double()
+        new.load_state_dict(layer.state_dict())
+        other.set_submodule(path, new)
+        with torch.no_grad():
+            for weight in plain.get_submodule(path).parameters():
+                weight *= 2
+        roots = []
+        for encoder in plain, other:
+            torch.manual_seed(3)
+            try:
+                roots.append(encode(encoder, x, MASK, TREES).root)
+            except TypeError as error:
+                assert encoder is other and "reads the weights" in str(error), path
+        if len(roots) == 2:
+            called += 1
+            assert torch.allclose(*roots, rtol=1e-8, atol=1e-10), path
+    assert called or name in ("lstm", "bilstm", "self_iru"), "nothing was replaced"
+
+
+@every
 def test_a_backward_pass_within_autocast(name):
     encoder, x = make(name).train(), states(MASK, 5, dtype=torch.float32).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..core import (
-    Encoder, EncoderOutput, check_batch, check_choice, check_counts, check_range, length_mask,
-    simple_tree, steps_from_tree, tree_from_steps)
+    Encoder, EncoderOutput, check_batch, check_choice, check_counts, check_layers, check_range,
+    length_mask, simple_tree, steps_from_tree, tree_from_steps)
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import ACTIVATIONS, GRC, make_cell
 from ..layers.masking import add_boundary_tokens, compact, reverse_tokens, scatter_back
@@ -91,6 +91,7 @@ class TransitionFeatures(nn.Module):
         """Weight and bias of a layer that reads left(c) in place of T and has the same output.
 
         `layer`: linear, its last inputs are T. Without features the new column is zero."""
+        check_layers(layer)
         if self.composed is None or self.not_composed is None:
             return F.pad(layer.weight, (0, 1)), layer.bias
         weight, mine = layer.weight.split([layer.in_features - self.dim, self.dim], 1)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import Encoder, EncoderOutput, check_batch, check_choice, first_derivative
+from ..core import (
+    Encoder, EncoderOutput, check_batch, check_choice, first_derivative, keep_weights)
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
@@ -423,14 +424,14 @@ class DrawnRoots(torch.autograd.Function):
         """`leaves`: of all sentences, (L, D); `roots`: rows of the roots, (B,), and `table`: from
         _draw_merges; `parts`: cell and scorer; `temperature`: tau; `parameters`: of cell and
         scorer; passed so that autograd computes their gradients. Returns: roots, (B, D)."""
-        ctx.about = table, parts, temperature
-        ctx.save_for_backward(roots)
+        ctx.about = table, keep_weights(parts), temperature
+        ctx.save_for_backward(roots, *parameters)              # an error after a change in place
         return table.values[roots]
 
     @staticmethod
     @first_derivative
     def backward(ctx, grad: Tensor) -> tuple:
-        (table, parts, temperature), (roots,) = ctx.about, ctx.saved_tensors
+        (table, parts, temperature), (roots, *_) = ctx.about, ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
             at_leaves, found = _draw_gradients(table, parts, temperature, roots, grad)
         return at_leaves, *4 * [None], *found

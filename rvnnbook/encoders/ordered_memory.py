@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import (
-    Encoder, EncoderOutput, check_batch, check_counts, check_range, first_derivative,
-    steps_from_tree)
+    Encoder, EncoderOutput, check_batch, check_counts, check_layers, check_range,
+    first_derivative, keep_weights, steps_from_tree)
 from ..layers.cells import ACTIVATIONS, GRC
 from ..layers.tree_search import activation_derivative
 
@@ -614,14 +614,14 @@ class ReadMemory(torch.autograd.Function):
         of the bottom slot (R, D); p (K, R)."""
         outputs, shares, steps = _read_steps(memory, tokens.split(counts), queries.split(counts))
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(tokens)
-            ctx.about = memory, counts, steps
+            ctx.save_for_backward(tokens, *weights)            # an error after a change in place
+            ctx.about = keep_weights(memory), counts, steps
         return outputs, shares
 
     @staticmethod
     @first_derivative
     def backward(ctx, at_outputs: Tensor, at_shares: Tensor) -> tuple:
-        (tokens,), (memory, counts, steps) = ctx.saved_tensors, ctx.about
+        (tokens, *_), (memory, counts, steps) = ctx.saved_tensors, ctx.about
         if not steps:                                          # no sentence has a second token
             return at_outputs, *[None] * (len(ctx.needs_input_grad) - 1)
         at_tokens, at_queries, at_weights = torch.zeros_like(tokens), torch.zeros_like(tokens), []
@@ -657,6 +657,7 @@ def read_memory(
     given = tokens.flatten(0, 1).index_select(0, place)
     given = given.to(kind), memory.query_norm(memory.query(given)).to(kind)
     parts = memory.cell.w1, memory.cell.w2, memory.norm, memory.key, memory.key_norm, memory.beta
+    check_layers(*parts)
     with torch.autocast(tokens.device.type, enabled=False):
         outputs, shares = ReadMemory.apply(*given, memory, counts, *(
             weight for part in parts for weight in part.parameters()))

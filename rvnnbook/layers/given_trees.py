@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..core import merge_targets
+from ..core import has_plain_layers, merge_targets
 from .cells import GRC
 from .tree_search import ReplayPlan, draw_kept, replay
 
@@ -65,7 +65,8 @@ def compose_by_height(
     tokens, ends, pairs = numbers.split([len(part) for part in parts])
     leaves = leaves.flatten(0, 1).index_select(0, tokens)
     mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    if isinstance(cell, GRC) and not mixed:
+    plain = type(cell) is GRC and has_plain_layers(cell.w1, cell.w2, cell.norm)
+    if plain and not mixed:
         kept = cell.training and cell.dropout.p > 0
         keep = draw_kept(cell, len(children), leaves) if kept else None
         plan = ReplayPlan(numbers, numbers, pairs.view(-1, 2), counts)      # first two: not used

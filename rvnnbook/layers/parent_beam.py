@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..core import check_layers
 from .topk import EPSILON, gumbel_noise, one_soft
 from .tree_search import (
     Arena, copy_to_host, Lineages, LineageScores, find_pairs, follow_back, merge_pairs,
@@ -27,6 +28,7 @@ def _parent_arena(encoder, leaves: Tensor, room: int) -> Arena:
     `encoder`: a BeamTree; `leaves`: leaf states of all sentences, one after the other, (L, D);
     `room`: most pairs that may be asked for. Returns: notes: the score of every node.
     """
+    check_layers(encoder.scorer[0])
     dropped, cpu = encoder.training and encoder.grc.dropout.p > 0, leaves.device.type == "cpu"
     return Arena(encoder.grc, leaves, room, encoder.scorer[0].parameters(),
                  shared=cpu or dropped)                        # elsewhere, a look-up would wait
@@ -247,7 +249,7 @@ def soft_search(
         mixed = merge_pairs(nodes, made[:, :, :-1], merged)
         rows = _complete_rows(encoder.grc, rows, origins[:, :-1], chosen_picks[:, :-1], mixed)
         return rows, scores, chosen_picks, origins
-    scorer = encoder.scorer[0]
+    check_layers(scorer := encoder.scorer[0])
     weight = F.pad(scorer.weight, (encoder.dim, 0))            # 0 for nodes, w for parents
     parents = encoder.grc(leaves[:, :-1], leaves[:, 1:])
     rows = torch.cat([leaves, F.pad(parents, (0, 0, 0, 1))], -1)

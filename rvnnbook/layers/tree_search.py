@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import (
-    EncoderOutput, check_batch, first_derivative, length_mask, steps_from_tree)
+    EncoderOutput, check_batch, check_layers, first_derivative, keep_weights, length_mask,
+    steps_from_tree)
 from .cells import GRC
 from .neighbors_linear import log_sums
 from .topk import EPSILON, choice_matrix, gumbel_noise
@@ -286,7 +287,8 @@ class Search(NamedTuple):
 def content_first(
     cell: GRC,             # the cell
 ) -> tuple[Tensor, Tensor]:    # weight (4 D, H), bias (4 D,)
-    "The second layer of a cell with its content before its gates."
+    "The second layer of a cell with its content before its gates; TypeError from check_layers."
+    check_layers(cell.w1, cell.w2, cell.norm)
     return cell.w2.weight.roll(cell.dim, 0), cell.w2.bias.roll(cell.dim)
 
 def blank_boxes(
@@ -457,6 +459,7 @@ class PairArena(Arena):
         merges: int,           # most pairs that each of the K hypotheses composes
         shared: bool,          # on the CPU and without dropout, compose equal pairs once
     ):
+        check_layers(*encoder.scorer)
         (weight, bias), last = encoder.scorer.split(), encoder.scorer[1]
         weight = F.pad(weight.unflatten(0, (2, -1)), (0, 0, 0, 1)).flatten(0, 1)
         bias = F.pad(bias.view(2, -1), (0, 1)).flatten()       # a channel more in each half
@@ -823,14 +826,15 @@ class Replay(torch.autograd.Function):
     def forward(ctx, leaves: Tensor, plan: ReplayPlan, keep: Tensor | None, made: Tensor | None,
                 cell: GRC, *parameters) -> Tensor:             # named, so that they get gradients
         nodes, saved = replay_forward(cell, leaves, plan, keep, made)
-        ctx.save_for_backward(keep, *saved)
-        ctx.plan, ctx.cell = plan, cell
+        ctx.save_for_backward(keep, *saved, *parameters)       # an error after a change in place
+        ctx.plan, ctx.cell = plan, keep_weights(cell)
         return nodes
 
     @staticmethod
     @first_derivative
     def backward(ctx, grad: Tensor) -> tuple:
-        (keep, before, boxes, mixed), cell, grad = ctx.saved_tensors, ctx.cell, grad.clone()
+        keep, before, boxes, mixed, *_ = ctx.saved_tensors
+        cell, grad = ctx.cell, grad.clone()
         hidden, at_hidden = activation_derivative(cell.activation, before)
         if keep is not None:
             hidden, at_hidden = hidden * keep, at_hidden * keep
