@@ -320,8 +320,9 @@ def test_a_step_with_all_weights_in_bfloat16(name):
         with pytest.raises(RuntimeError, match="(?i)bfloat16"):
             encode(encoder, x, MASK, TREES)
         return
-    (encode(encoder, x, MASK, TREES).root.float() * torch.linspace(-1, 2, DIM)).sum().backward()
-    assert x.grad.dtype == torch.bfloat16 and x.grad[MASK].any() and x.grad.isfinite().all()
+    root = encode(encoder, x, MASK, TREES).root
+    (root.float() * torch.linspace(-1, 2, DIM)).sum().backward()
+    assert root.dtype == x.grad.dtype == torch.bfloat16 and x.grad[MASK].any() and x.grad.isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in encoder.parameters())
 
 

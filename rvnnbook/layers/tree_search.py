@@ -261,7 +261,7 @@ def encode_with_search(
                                        generator, trace)
     scores, states = (found[order.argsort()] for found in (scores, states))
     weights = scores.softmax(-1)
-    root = (weights[..., None] * states).sum(1)
+    root = (weights[..., None] * states).sum(1).to(states.dtype)     # scores may be wider
     if trees is None:
         return EncoderOutput(root)
     beams = F.pad(trees, (0, mask.shape[1] - trees.shape[-1]))[order.argsort()]
