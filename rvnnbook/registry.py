@@ -128,6 +128,8 @@ def _check_values(name, make, fixed, options):
                 for kind in kinds):
             raise ValueError(f"encoder {name!r}: {option} must be "
                              f"{inspect.formatannotation(stated)}, got {value!r}")
+    if not 0 <= options.get("dropout", 0) < 1:
+        raise ValueError(f"encoder {name!r}: dropout must be in [0, 1), got {options['dropout']}")
     if options["dim"] < 1:
         raise ValueError(f"encoder {name!r}: dim must be at least 1, got {options['dim']}")
 

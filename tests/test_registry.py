@@ -68,6 +68,8 @@ def test_values_of_options_are_checked_by_the_stated_type():
     assert refused("ebt_grc", dim=8, dropout="0.1") == "encoder 'ebt_grc': dropout must be float, got '0.1'"
     assert refused("ebt_grc", dim=8, hidden=1.5) == "encoder 'ebt_grc': hidden must be int | None, got 1.5"
     assert create_encoder("ebt_grc", dim=np.int64(8), dropout=0, hidden=None).dim == 8
+    for dropout in (-0.1, 1.0):
+        assert refused("ebt_grc", dim=8, dropout=dropout) == f"encoder 'ebt_grc': dropout must be in [0, 1), got {dropout}"
 
 
 def test_the_layer_before_chunking_is_chosen_by_name_or_options():
