@@ -1,5 +1,6 @@
 "Training: what a killed run becomes, when a run stops, what it keeps, and that two processes do the work of one."
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -210,6 +211,38 @@ def test_a_damaged_checkpoint_is_refused(name, how, whole, tmp_path):
 def test_a_run_goes_on_with_its_own_settings_or_not_at_all(change, complaint, whole):
     with pytest.raises(CheckpointError, match="other settings: .*" + complaint):
         go(whole[0], **change)
+
+
+def test_a_longer_run_is_not_taken_for_a_shorter_one(tmp_path):
+    go(tmp_path, steps=8)
+    assert go(tmp_path, steps=8)[1].step == 8
+    with pytest.raises(CheckpointError, match="holds a run of 8 steps, more than 7"):
+        go(tmp_path, steps=7)
+    assert go(tmp_path, steps=9)[1].step == 9
+
+
+OWN = """import torch
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return {} * x
+"""
+
+
+def test_a_run_of_a_model_of_ones_own_goes_on_with_the_same_code_or_not_at_all(tmp_path, monkeypatch):
+    "Layout and comments may change."
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def train_with(source, steps):
+        (tmp_path / "my_scaled.py").write_text(source)
+        sys.modules.pop("my_scaled", None)
+        importlib.invalidate_caches()
+        model = make_model()
+        model.encoder.leaf.register_module("own", importlib.import_module("my_scaled").Scaled())
+        return go(tmp_path / "run", model=model, steps=steps)[1].step
+    assert train_with(OWN.format(2), 4) == 4
+    assert train_with("# a comment\n" + OWN.format(2), 5) == 5
+    with pytest.raises(CheckpointError, match="code of my_scaled = '[0-9a-f]{12}', now"):
+        train_with(OWN.format(3), 6)
 
 
 def test_a_checkpoint_with_the_old_name_of_the_metric_goes_on(whole, tmp_path):
