@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['pad_batch', 'length_mask', 'check_batch', 'check_choice', 'check_counts', 'check_range', 'check_directions',
            'check_ids', 'TokenEmbedding', 'EncoderOutput', 'Encoder', 'encoder_width', 'first_derivative',
-           'keep_weights', 'has_plain_layers', 'check_layers', 'batch_gap', 'padding_gap', 'steps_from_tree',
-           'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
+           'keep_weights', 'has_plain_layers', 'check_layers', 'runs_eagerly', 'batch_gap', 'padding_gap',
+           'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
 
 # %% ../nbs/implementations/conventions.ipynb #938f74f6
 import math
@@ -226,6 +226,18 @@ def check_layers(
             raise TypeError(f"a layer is {type(layer).__name__} instead of nn.Linear or "
                             "nn.LayerNorm: this encoder reads the weights of its layers and does "
                             "not call them, so another kind of layer would have no effect")
+
+# %% ../nbs/implementations/conventions.ipynb #5c1e9b08
+def runs_eagerly(
+    function: Callable,    # with loops that cannot be traced
+) -> Callable:             # the same, never compiled by `torch.compile`
+    "Decorate a function that is left out when a model is compiled."
+    @wraps(function)
+    def called(*args, **kwargs):
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+    return called
 
 # %% ../nbs/implementations/conventions.ipynb #e3b46b36
 @torch.no_grad()

@@ -303,6 +303,19 @@ def test_layers_of_another_kind_are_called_or_refused(name, train):
     assert called or name in ("lstm", "bilstm", "self_iru"), "nothing was replaced"
 
 
+@pytest.mark.parametrize("name", ["bt_grc", "ebt_grc", "gumbel_tree", "ordered_memory", "rir_ebt_grc", "rir_om", "rvnn"])
+def test_a_compiled_model_computes_the_same(name):
+    "Those that leave functions out; the tracing is that of all backends."
+    encoder, found = make(name).double().train(), []
+    torch.compiler.reset()
+    for call in (encoder, torch.compile(encoder, backend="eager")):
+        x = states(MASK, 5).nan_to_num().requires_grad_()
+        torch.manual_seed(3)
+        root = encode(call, x, MASK, TREES).root
+        found.append((root, *torch.autograd.grad(root.square().sum(), x)))
+    assert all(torch.allclose(*both, rtol=1e-8, atol=1e-10) for both in zip(*found))
+
+
 @every
 def test_a_backward_pass_within_autocast(name):
     encoder, x = make(name).train(), states(MASK, 5, dtype=torch.float32).requires_grad_()

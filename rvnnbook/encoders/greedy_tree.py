@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core import (
-    Encoder, EncoderOutput, check_batch, check_choice, first_derivative, keep_weights)
+from rvnnbook.core import (
+    Encoder, EncoderOutput, check_batch, check_choice, first_derivative, keep_weights,
+    runs_eagerly)
 from ..layers.given_trees import compose_by_height
 from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
@@ -437,6 +438,7 @@ class DrawnRoots(torch.autograd.Function):
         return at_leaves, *4 * [None], *found
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #feea26b2
+@runs_eagerly
 def _drawn_trees(parts: TreeParts, leaves: Tensor, mask: Tensor, noise: Tensor,
                  temperature: float) -> tuple[Tensor, DrawnMerges, Tensor]:
     """Gumbel trees of a batch, every pair composed once (Choi et al. 2018).

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..core import (
     Encoder, EncoderOutput, check_batch, check_counts, check_layers, check_range,
-    first_derivative, keep_weights, steps_from_tree)
+    first_derivative, keep_weights, runs_eagerly, steps_from_tree)
 from ..layers.cells import ACTIVATIONS, GRC
 from ..layers.tree_search import activation_derivative
 
@@ -644,6 +644,7 @@ class ReadMemory(torch.autograd.Function):
         return at_tokens, at_queries, None, None, *map(sum, zip(*at_weights))
 
 # %% ../../nbs/implementations/ordered_memory.ipynb #e41b70d9
+@runs_eagerly
 def read_memory(
     memory: OrderedMemory,    # its weights are used
     tokens: Tensor,           # LN(W x), (B, N, D), finite on padding

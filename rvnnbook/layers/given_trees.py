@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..core import has_plain_layers, merge_targets
+from ..core import has_plain_layers, merge_targets, runs_eagerly
 from .cells import GRC
 from .tree_search import ReplayPlan, draw_kept, replay
 
@@ -50,6 +50,7 @@ def _number_nodes(trees: Tensor | None,
     return children, counts, [nodes[length - 1] for nodes, length in zip(at, lengths)]
 
 # %% ../../nbs/implementations/given_trees.ipynb #e4f57fb1
+@runs_eagerly
 def compose_by_height(
     leaves: Tensor,        # leaf states, (B, N, S)
     trees: Tensor | None,  # composition steps, (B, N)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import check_layers
+from ..core import check_layers, runs_eagerly
 from .topk import EPSILON, gumbel_noise, one_soft
 from .tree_search import (
     Arena, copy_to_host, Lineages, LineageScores, find_pairs, follow_back, merge_pairs,
@@ -176,6 +176,7 @@ def lifetime_scores(
     return scores + (passed_only - passed_only.detach())
 
 # %% ../../nbs/implementations/parent_beam.ipynb #bba1de85
+@runs_eagerly
 def parent_search(
     encoder,                                     # a BeamTree
     leaves: Tensor,                              # leaf states, (B, N, D)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from ..core import (
     EncoderOutput, check_batch, check_layers, first_derivative, keep_weights, length_mask,
-    steps_from_tree)
+    runs_eagerly, steps_from_tree)
 from .cells import GRC
 from .neighbors_linear import log_sums
 from .topk import EPSILON, choice_matrix, gumbel_noise
@@ -243,6 +243,7 @@ def mark_repeated(
     return torch.zeros_like(again).scatter_(1, best.gather(1, order), again)
 
 # %% ../../nbs/implementations/tree_search.ipynb #4dfbd3e2
+@runs_eagerly
 def encode_with_search(
     encoder,               # an EfficientBeam
     x: Tensor,             # token vectors, (B, N, D)
