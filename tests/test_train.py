@@ -213,6 +213,16 @@ def test_a_run_goes_on_with_its_own_settings_or_not_at_all(change, complaint, wh
         go(whole[0], **change)
 
 
+def test_an_apple_gpu_is_left_out():
+    "Without the option, accelerate chooses it."
+    code = ("import torch; torch.backends.mps.is_available = torch.backends.mps.is_built = lambda: True\n"
+            "from accelerate import Accelerator; assert Accelerator().device.type == 'mps'\n"
+            "from accelerate.state import AcceleratorState, PartialState; AcceleratorState._reset_state(True)\n"
+            "from tests.training import go; print(next(go()[0].parameters()).device)")
+    env = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout.splitlines()[-1] == "cpu"
+
+
 def test_a_longer_run_is_not_taken_for_a_shorter_one(tmp_path):
     go(tmp_path, steps=8)
     assert go(tmp_path, steps=8)[1].step == 8

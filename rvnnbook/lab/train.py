@@ -111,7 +111,8 @@ class Run:
         from accelerate.state import AcceleratorState
         from accelerate.utils import broadcast
         AcceleratorState._reset_state()      # else the first run's precision would hold for all
-        self.accelerator = Accelerator(mixed_precision=recipe.precision)
+        apple = torch.backends.mps.is_available()        # such a GPU has no double precision
+        self.accelerator = Accelerator(cpu=apple, mixed_precision=recipe.precision)
         self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
         self.device, self.batches = self.accelerator.device, batches
         self.recipe, self.folder, self.model = recipe, folder, model.to(self.device).train()
