@@ -213,6 +213,17 @@ def test_a_run_goes_on_with_its_own_settings_or_not_at_all(change, complaint, wh
         go(whole[0], **change)
 
 
+def test_a_run_that_patience_would_have_ended_earlier_is_refused(tmp_path):
+    "The metric gets worse at every check; one more check than the patience allows ends a run."
+    checks = iter(range(100))
+    bad = {"judge": lambda model: {"nll": float(next(checks))}, "check_every": 1, "halve_after": None}
+    assert go(tmp_path, **bad, steps=20, patience=5)[1].step == 7
+    with pytest.raises(CheckpointError, match="holds a run of 7 steps, but this one ends at step 5"):
+        go(tmp_path, **bad, steps=20, patience=3)
+    assert go(tmp_path, **bad, steps=20, patience=5)[1].step == 7
+    assert go(tmp_path, **bad, steps=20, patience=6)[1].step == 8
+
+
 def test_an_apple_gpu_is_left_out():
     "Without the option, accelerate chooses it."
     code = ("import torch; torch.backends.mps.is_available = torch.backends.mps.is_built = lambda: True\n"
@@ -226,7 +237,7 @@ def test_an_apple_gpu_is_left_out():
 def test_a_longer_run_is_not_taken_for_a_shorter_one(tmp_path):
     go(tmp_path, steps=8)
     assert go(tmp_path, steps=8)[1].step == 8
-    with pytest.raises(CheckpointError, match="holds a run of 8 steps, more than 7"):
+    with pytest.raises(CheckpointError, match="holds a run of 8 steps, but this one ends at step 7"):
         go(tmp_path, steps=7)
     assert go(tmp_path, steps=9)[1].step == 9
 
@@ -253,6 +264,10 @@ def test_a_run_of_a_model_of_ones_own_goes_on_with_the_same_code_or_not_at_all(t
     assert train_with("# a comment\n" + OWN.format(2), 5) == 5
     with pytest.raises(CheckpointError, match="code of my_scaled = '[0-9a-f]{12}', now"):
         train_with(OWN.format(3), 6)
+    base = "from my_base import Base\nclass Scaled(Base): pass\n"
+    (tmp_path / "my_base.py").write_text(OWN.format(2).replace("Scaled", "Base"))
+    with pytest.raises(CheckpointError, match="code of my_base = None, now"):
+        train_with(base, 6)
 
 
 def test_a_checkpoint_with_the_old_name_of_the_metric_goes_on(whole, tmp_path):

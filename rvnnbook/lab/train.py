@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['BETTER', 'BOUNDS', 'TrainConfig', 'parameter_groups', 'own_code', 'Run', 'cosine_share', 'gradient', 'TrainingError',
            'step', 'copy_of', 'check', 'pack_state', 'unpack_state', 'CheckpointError', 'write_checkpoint',
-           'read_checkpoint', 'save', 'restore', 'stop_signals', 'Outcome', 'train']
+           'read_checkpoint', 'save', 'end_by_patience', 'restore', 'stop_signals', 'Outcome', 'train']
 
 # %% ../../nbs/workshop/train.ipynb #3f7dde58
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from textwrap import dedent
 from typing import Literal, NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from ..data.batches import BucketLoader, shard_batch, to_device
 from .records import current_names, now_in_utc
 from ..origin import code_hash, git_state, machine
-from .run import handle_signals
+from .run import REFUSED, handle_signals
 from .settings import check_model
 from ..optimization import classification_loss
 from ..optimization import OPTIMIZERS, make_optimizer
@@ -94,12 +96,19 @@ def parameter_groups(model: nn.Module, recipe: TrainConfig) -> list[dict]:
 BOUNDS = "steps", "epochs", "patience"       # of a run; they may change when it is resumed
 
 def own_code(model: nn.Module) -> dict[str, str]:      # setting -> hash
-    "Hashes of the files that define parts of a model outside PyTorch and the library."
-    names = {type(part).__module__ for part in model.modules()}
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(names)
-             if name.partition(".")[0] not in ("torch", "rvnnbook", "__main__")}
-    return {f"code of {name}": code_hash(Path(file).read_text())
-            for name, file in files.items() if file}
+    "Hashes of the files that define a model's classes outside PyTorch and the library."
+    kinds = {kind for part in model.modules() for kind in type(part).__mro__}
+    found = {}
+    for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
+        name = kind.__module__
+        if name.partition(".")[0] in ("torch", "rvnnbook", "builtins", "typing"):
+            continue
+        name, what = (kind.__qualname__, kind) if name == "__main__" else (name, sys.modules[name])
+        try:
+            found[f"code of {name}"] = code_hash(dedent(inspect.getsource(what)))
+        except (OSError, TypeError, SyntaxError):              # there is no source
+            found[f"code of {name}"] = "unknown"
+    return found
 
 # %% ../../nbs/workshop/train.ipynb #fc546dc6
 class Run:
@@ -265,6 +274,7 @@ def unpack_state(value, tensors: dict):        # what `pack_state` made; name ->
 # %% ../../nbs/workshop/train.ipynb #d1ef8c1d
 class CheckpointError(ValueError):
     "A checkpoint that is damaged, or that belongs to another run."
+    status = REFUSED           # of `rvnnbook run`: to repeat the command does not help
 
 def _checksum(payload):
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
@@ -344,6 +354,18 @@ def save(run: Run):    # at the end of a step
     run.accelerator.wait_for_everyone()      # no process reads it before it exists
 
 # %% ../../nbs/workshop/train.ipynb #e9855b64
+def end_by_patience(recipe: TrainConfig, history: list[dict]) -> float:     # rows of the checks
+    "The step at which checks without improvement end a run; infinite if they do not."
+    best, stalled, sign = -math.inf, 0, 1 if recipe.better == "max" else -1
+    for row in history:
+        if recipe.patience is None or recipe.metric not in row:        # nothing was judged
+            return math.inf
+        better = sign * row[recipe.metric] > best                      # as in `check`
+        best, stalled = (sign * row[recipe.metric], 0) if better else (best, stalled + 1)
+        if stalled > recipe.patience:
+            return row["step"]
+    return math.inf
+
 def restore(run: Run):    # just made
     "Go to the run's newest checkpoint, or to its beginning, and open a new leg."
     if run.folder is None or not (found := read_checkpoint(run.folder)):
@@ -356,9 +378,9 @@ def restore(run: Run):    # just made
                      for name in {**then, **now} if now.get(name) != then.get(name)]:
             raise CheckpointError(f"{run.folder} holds a run with other settings: "
                                   + ", ".join(other))
-        if state["step"] > run.limit:
-            raise CheckpointError(f"{run.folder} holds a run of {state['step']} steps, more than "
-                                  f"{run.limit}; remove it to begin the run anew")
+        if state["step"] > (end := min(run.limit, end_by_patience(run.recipe, state["history"]))):
+            raise CheckpointError(f"{run.folder} holds a run of {state['step']} steps, but this "
+                                  f"one ends at step {end}; remove it to begin the run anew")
         run.model.load_state_dict(tensors["model"])
         run.optimizer.load_state_dict(unpack_state(state["optimizer"], tensors["optimizer"]))
         run.batches.load_state_dict(state["position"])
