@@ -11,9 +11,12 @@ from torch import nn
 
 from rvnnbook.core import EncoderOutput
 from rvnnbook.own import OwnEncoder, check_promises, load_own, source_hash
+from rvnnbook.lab.records import append, identity
+from rvnnbook.lab.run import recorded_runs
 from rvnnbook.lab.settings import ParameterError, check_parameters
 from rvnnbook.registry import create_encoder, encoder_options
 from rvnnbook.show.leaderboard import read_leaderboard, write_leaderboard
+from tests.records import make as make_record
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = '''
@@ -163,6 +166,18 @@ def test_the_experiment_runs_with_an_own_encoder(outside):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
 
 
+def test_a_record_counts_as_long_as_the_source_is_the_same(outside, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nbs/results").mkdir(parents=True)
+    (tmp_path / "_toc.yml").write_text("")
+    monkeypatch.syspath_prepend(outside)
+    name = "outside_encoders:Sum"
+    for seed, source in enumerate((source_hash(name), "0123456789ab")):
+        append(make_record(experiment="toy", seed=seed, parameters={"encoder": name, "source": source}))
+    found = recorded_runs("toy.ipynb", ["encoder", "seed"])
+    assert found == {identity("toy", {"encoder": name}, 0)}
+
+
 @pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{"model": "A"}]}, {"rows": None}, {"rows": [3]}, {"rows": 5}])
 def test_malformed_leaderboards_are_refused(outside, change):
     record = {"parameters": {"model": "A"}, "profile": "paper", "seed": 0, "id": "0", "metrics": {"s": {"accuracy": .5}}}
@@ -171,6 +186,8 @@ def test_malformed_leaderboards_are_refused(outside, change):
     assert read_leaderboard(file)[0]["accuracy"] == .5 and read_leaderboard(file)[0]["seeds"] == 2
     with pytest.raises(ValueError, match="a seed was trained more than once"):
         write_leaderboard([record, record], outside / "other.json")
+    with pytest.raises(ValueError, match="A, s: the runs differ in source"):
+        write_leaderboard([record, record | {"seed": 1, "parameters": {"model": "A", "source": "0"}}], outside / "other.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match="board.json"):
         read_leaderboard(file)

@@ -12,6 +12,7 @@ import ast
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,7 +100,18 @@ def recorded_runs(experiment: str, names: Iterable[str]) -> set[str]:     # name
         records, _ = scan(results_folder() / f"{name}.jsonl")
     return {identity(name, {key: value for key, value in record["parameters"].items()
                             if key in names and key not in SITTING}, record["seed"])
-            for record in records if record["finished"]}
+            for record in records if record["finished"] and _is_own_source(record["parameters"])}
+
+def _is_own_source(parameters):
+    "Whether a record of an encoder of one's own is of its present source."
+    own = [value for value in parameters.values() if isinstance(value, str)
+           and re.fullmatch(r"[\w.]+:\w+", value)]
+    if not own or "source" not in parameters:
+        return True
+    from rvnnbook.own import source_hash
+    with suppress(ValueError):               # its module is not here
+        return source_hash(own[0]) == parameters["source"]
+    return False
 
 def call_fresh(
     function: str, arguments: dict,            # "module:name"; JSON data, by name
@@ -147,6 +159,8 @@ def run_cells(source: Path, parameters: dict) -> dict:    # notebook; values -> 
 
 def _has_unfinished(names):
     "Whether any outcome of a training among these names, or at the end of a list, is unfinished."
+    if names.get("finished") is False:         # a notebook with several stages
+        return True
     values = [value for name, value in names.items() if not name.startswith("_")]
     values += [value[-1] for value in values if isinstance(value, list) and value]
     return any(getattr(value, "finished", None) is False for value in values)

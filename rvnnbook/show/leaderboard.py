@@ -308,6 +308,8 @@ def write_leaderboard(
         if len({record["seed"] for record, _ in runs}) < len(runs):
             raise ValueError(f"{model}, {split}: a seed was trained more than once; "
                              "lab.verdicts.longest_runs selects one training of each seed")
+        if mixed := _varied_settings([record for record, _ in runs]):
+            raise ValueError(f"{model}, {split}: the runs differ in {', '.join(mixed)}")
         values = [value for _, value in runs]
         rows.append({"model": model, "test": split, "accuracy": fmean(values),
                      "deviation": stdev(values) if len(values) > 1 else None,
