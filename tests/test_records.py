@@ -4,6 +4,7 @@ import copy
 import csv
 import hashlib
 import json
+import math
 import operator
 import os
 import re
@@ -24,7 +25,7 @@ from rvnnbook import origin
 from rvnnbook.lab import records as runs
 from rvnnbook.lab.records import (
     POINTS, Leg, Record, RecordError, append, as_frame, changed_modules, check_results, current_parameters, end_to_end, identity, latest, load, make_trace,
-    merge_records, query_records, read_records, read_trace, results_folder, scan, select, sittings, trace_path, validate)
+    merge_records, new_record, query_records, read_records, read_trace, results_folder, scan, select, sittings, standing_id, trace_path, validate)
 from rvnnbook.origin import LIBRARIES, code_hash, code_hashes, digest, libraries, loaded_modules
 from rvnnbook.lab.revalidate import revalidate
 from rvnnbook.show.tables import results_table, write_parquet
@@ -78,6 +79,14 @@ def test_a_trace_keeps_the_ends_and_at_most_two_hundred_points(count, jump):
     assert all(abs(value - loss[step]) <= 1e-5 * loss[step] for step, value in zip(kept, curve["loss"]))
     gaps = {(b - a) // (jump + 1) for a, b in zip(kept, kept[1:])}
     assert max(gaps, default=0) - min(gaps, default=0) <= 1, "evenly chosen"
+
+
+def test_numbers_that_are_not_finite():
+    "A check may give nan; a test must give a number."
+    assert make_trace([{"step": 1, "nll": math.nan}, {"step": 2, "nll": -math.inf}, {"step": 3, "nll": .5}])["curve"]["nll"] == [None, None, .5]
+    with pytest.raises(RecordError, match="finite numbers only, but test: accuracy is nan; far: nll is inf$"):
+        new_record("toy", {}, profile="cpu", seed=0, modules={}, rule="all", metrics={
+            "test": {"accuracy": math.nan, "count": 3}, "far": {"nll": math.inf}})
 
 
 def test_a_training_without_a_validation_is_not_recorded():
@@ -335,6 +344,8 @@ def test_a_run_that_had_nothing_left_to_do_is_no_second_run(tmp_path):
     committed = make(commit="0123abcd" * 5, dirty=True, trace=digest(TRACE, 12))     # the first record has been committed meanwhile
     assert committed["commit"] != make()["commit"] and append(committed, TRACE, tmp_path) == path
     assert files_of(tmp_path) == before
+    first, = read_records("toy", tmp_path)
+    assert standing_id(committed, tmp_path) == standing_id(first, tmp_path) == first["id"] != committed["id"]
     measured_anew = make(recorded=later, metrics={"test": {"accuracy": 0.25}})
     other_code = make(recorded=later, modules={"rvnnbook.core": "0123456789ab"})
     untrained = [make(legs=[], recorded=when) for when in ("2026-03-01T12:00:00Z", "2026-03-01T12:00:01Z")]

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['PROFILES', 'POINTS', 'OLD_NAMES', 'FRAME_FIELDS', 'RecordError', 'identity', 'Leg', 'Record', 'validate', 'signature',
-           'new_record', 'now_in_utc', 'Trace', 'make_trace', 'end_to_end', 'results_folder', 'trace_path', 'append',
-           'current_names', 'current_parameters', 'scan', 'read_records', 'read_trace', 'check_results',
-           'merge_records', 'changed_modules', 'sittings', 'select', 'latest', 'as_frame', 'load', 'query_records']
+           'new_record', 'now_in_utc', 'Trace', 'make_trace', 'end_to_end', 'results_folder', 'trace_path',
+           'standing_id', 'append', 'current_names', 'current_parameters', 'scan', 'read_records', 'read_trace',
+           'check_results', 'merge_records', 'changed_modules', 'sittings', 'select', 'latest', 'as_frame', 'load',
+           'query_records']
 
 # %% ../../nbs/workshop/records.ipynb #038604f1
 import importlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -142,6 +144,10 @@ def new_record(
     trace: dict | None = None,         # what make_trace gave
 ) -> dict:                             # a valid record
     "Put down what is known about a run, and about the machine it ran on."
+    if bad := [f"{split}: {name} is {value}" for split, scores in metrics.items()
+               for name, value in scores.items()
+               if isinstance(value, float) and not math.isfinite(value)]:
+        raise RecordError(f"a record has finite numbers only, but {'; '.join(bad)}")
     now = code_hashes()                # modules that were loaded since are added
     modules = now | {name: was for name, was in modules.items() if name != "rvnnbook.registry"}
     here = legs[-1] if legs else machine()
@@ -187,7 +193,8 @@ def make_trace(history: Iterable[dict], trees: Iterable[str] = ()) -> dict:    #
         raise ValueError("nothing was validated yet; continue the training, then record it")
     if len(rows) > POINTS:
         rows = [rows[round(i * (len(rows) - 1) / (POINTS - 1))] for i in range(POINTS)]
-    short = lambda x: float(f"{x:.6g}") if isinstance(x, float) else x
+    short = lambda x: (x if not isinstance(x, float) else      # nan and infinity: nothing
+                       float(f"{x:.6g}") if math.isfinite(x) else None)
     return {"trees": list(trees), "curve": {
         name: [short(row.get(name)) for row in rows] for name in dict.fromkeys(
             name for row in rows for name in row)}}
@@ -238,6 +245,13 @@ def _line(content):
     return json.dumps(content, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 # %% ../../nbs/workshop/records.ipynb #95567a8a
+def standing_id(record: dict, folder: Path | None = None) -> str:      # of results
+    "The id of the record that stands for this run: one of equal content, or this one."
+    path = Path(folder or results_folder(record["profile"])) / f"{record['experiment']}.jsonl"
+    names = record.keys() - {"id", "recorded", "peak_memory_mb", "commit", "dirty"}
+    return next((other["id"] for other in (scan(path)[0] if record["legs"] else ())
+                 if all(record[name] == other.get(name) for name in names)), record["id"])
+
 def append(record: dict, trace: dict | None = None, folder: Path | None = None) -> Path:
     "Add a record, and its trace, to the file of its experiment, whole or not at all."
     from rvnnbook.data.listops import write_whole
@@ -252,10 +266,8 @@ def append(record: dict, trace: dict | None = None, folder: Path | None = None) 
     path = folder / f"{record['experiment']}.jsonl"
     if os.environ.get("RVNNBOOK_RECORDED") or int(os.environ.get("RANK", 0)) > 0:
         return path            # a page rendered after its run, or one of several processes
-    names = record.keys() - {"id", "recorded", "peak_memory_mb", "commit", "dirty"}
-    for other in scan(path)[0] if record["legs"] else ():
-        if record["id"] != other["id"] and all(record[name] == other.get(name) for name in names):
-            return path        # it is of the same legs and says the same of them
+    if record["id"] != standing_id(record, folder):
+        return path            # another one is of the same legs and says the same of them
     if trace is not None:
         write_whole(trace_path(record, folder), _line(trace))
     try:

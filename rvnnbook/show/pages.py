@@ -58,15 +58,17 @@ def execute(
     try:
         _execute_in_place(failed, parameters or {}, {"cwd": str(source.parent), **options})
     except PapermillExecutionError as error:
-        cells = [cell for cell in json.loads(failed.read_text())["cells"]
-                 if "papermill-error-cell-tag" not in cell["metadata"]["tags"]]
+        cells = [cell for cell in json.loads(failed.read_text())["cells"]     # of the source
+                 if not {"papermill-error-cell-tag", "injected-parameters"} & {
+                     *cell["metadata"]["tags"]}]
         raised = [(number, output["ename"], "raises-exception" in cell["metadata"]["tags"])
                   for number, cell in enumerate(cells, 1) for output in cell.get("outputs", [])
                   if output["output_type"] == "error"]
         if not all(allowed for _, _, allowed in raised):
             reason = f"{error.ename}: {(str(error.evalue).splitlines() or [''])[0]}"
             status = REFUSED if error.ename == "ParameterError" else RAISED
-            raise StatusError(f"{source.name}: cell {error.cell_index + 1} raised {reason} "
+            number = next(number for number, _, allowed in raised if not allowed)
+            raise StatusError(f"{source.name}: cell {number} raised {reason} "
                               f"(see {os.path.relpath(failed)})", status) from None
         failures = "; ".join(f"cell {number} raised {name}" for number, name, _ in raised)
         print(f"The run is complete, but checks on its page failed: {failures}.", flush=True)
