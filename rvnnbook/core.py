@@ -214,18 +214,20 @@ def keep_weights(
 def has_plain_layers(
     *layers: nn.Module,    # whose weights are read
 ) -> bool:
-    "Whether layers are exactly `nn.Linear` or `nn.LayerNorm`."
-    return all(type(layer) in (nn.Linear, nn.LayerNorm) for layer in layers)
+    "Whether layers are exactly `nn.Linear` or `nn.LayerNorm`, and have weight and bias."
+    return all(type(layer) in (nn.Linear, nn.LayerNorm) and all(
+        layer._parameters.get(name) is not None for name in ("weight", "bias"))
+        for layer in layers)                   # pruning and norms of weights replace parameters
 
 def check_layers(
     *layers: nn.Module,    # whose weights are read
 ) -> None:
-    "TypeError unless layers are exactly `nn.Linear` or `nn.LayerNorm`."
+    "TypeError unless layers are as `has_plain_layers` wants them."
     for layer in layers:
         if not has_plain_layers(layer):
-            raise TypeError(f"a layer is {type(layer).__name__} instead of nn.Linear or "
-                            "nn.LayerNorm: this encoder reads the weights of its layers and does "
-                            "not call them, so another kind of layer would have no effect")
+            raise TypeError(f"this encoder reads the weights of its layers and does not call "
+                            f"them; {layer} is no plain nn.Linear or nn.LayerNorm with the "
+                            "parameters weight and bias, so it would have no effect")
 
 # %% ../nbs/implementations/conventions.ipynb #5c1e9b08
 def runs_eagerly(

@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils import prune
 
 from rvnnbook.core import EncoderOutput, batch_gap, padding_gap, simple_tree
 from rvnnbook.data.batches import BucketLoader
 from rvnnbook.data.listops import Example, collate_listops
 from rvnnbook.lab.train import train
+from rvnnbook.layers.cells import GRC
 from rvnnbook.registry import create_encoder, list_encoders
 from rvnnbook.tasks.classify import Classifier, accuracy, cross_entropy, predict_labels
 from tests.test_core import boxed, random_steps
@@ -303,16 +305,79 @@ def test_layers_of_another_kind_are_called_or_refused(name, train):
     assert called or name in ("lstm", "bilstm", "self_iru"), "nothing was replaced"
 
 
-@pytest.mark.parametrize("name", ["bt_grc", "ebt_grc", "gumbel_tree", "ordered_memory", "rir_ebt_grc", "rir_om", "rvnn"])
+class Residual(GRC):
+    def forward(self, left, right):
+        return super().forward(left, right) + (left + right) / 2
+
+    def mix(self, below, keep=None):
+        return super().mix(below, keep) + below[..., :self.dim] / 2
+
+
+@every
+@pytest.mark.parametrize("train", [False, True])
+def test_a_cell_of_another_kind_is_called_or_refused(name, train):
+    "Its result differs from that of the usual cell with the same weights."
+    roots = []
+    for kind in (GRC, Residual):
+        encoder = make(name).train(train)
+        for part in [part for part in encoder.modules() if type(part) is GRC]:
+            part.__class__ = kind
+        torch.manual_seed(3)
+        try:
+            roots.append(encode(encoder.double(), states(MASK, 5), MASK, TREES).root)
+        except TypeError as error:
+            assert kind is Residual and "reads the weights of a GRC" in str(error)
+            return
+    assert any(type(part) is Residual for part in encoder.modules()) != torch.equal(*roots)
+
+
+@every
+def test_parameters_may_be_registered_in_another_order(name):
+    "Pruning that is made permanent registers the weight behind the bias."
+    found = []
+    for turned in (False, True):
+        encoder, x = make(name).double().train(), states(MASK, 5)
+        for part in encoder.modules() if turned else ():
+            if type(part) in (torch.nn.Linear, torch.nn.LayerNorm):
+                prune.remove(prune.identity(part, "weight"), "weight")
+        torch.manual_seed(3)
+        encode(encoder, x, MASK, TREES).root.square().sum().backward()
+        found.append({key: weight.grad for key, weight in encoder.named_parameters() if weight.grad is not None})
+    assert set(found[0]) == set(found[1])
+    for key, grad in found[0].items():
+        assert torch.allclose(grad, found[1][key], rtol=1e-8, atol=1e-10), key
+
+
+@every
+def test_a_pruned_layer_is_refused_or_right(name):
+    "Its weight is no parameter, but computed from one."
+    x = states(MASK, 5)
+    for path, layer in make(name).named_modules():
+        if type(layer) is torch.nn.Linear:
+            encoder = make(name).double().train()
+            prune.random_unstructured(encoder.get_submodule(path), "weight", 0.5)
+            torch.manual_seed(3)
+            try:
+                encode(encoder, x, MASK, TREES).root.square().sum().backward()
+            except TypeError as error:
+                assert "reads the weights" in str(error)
+                continue
+            grad = encoder.get_submodule(path).weight_orig.grad
+            assert grad is None or not grad[encoder.get_submodule(path).weight_mask == 0].any(), path
+
+
+@pytest.mark.parametrize("name", ["bt_grc", "ebt_grc", "gumbel_tree", "ndr", "ordered_memory", "rir_ebt_grc", "rir_om", "rvnn"])
 def test_a_compiled_model_computes_the_same(name):
-    "Those that leave functions out; the tracing is that of all backends."
+    "Those that leave functions out or draw; the tracing is that of all backends, and batches have two shapes."
     encoder, found = make(name).double().train(), []
     torch.compiler.reset()
     for call in (encoder, torch.compile(encoder, backend="eager")):
-        x = states(MASK, 5).nan_to_num().requires_grad_()
-        torch.manual_seed(3)
-        root = encode(call, x, MASK, TREES).root
-        found.append((root, *torch.autograd.grad(root.square().sum(), x)))
+        for rows in (slice(None), slice(2)):
+            x = states(MASK, 5)[rows].nan_to_num().requires_grad_()
+            torch.manual_seed(3)
+            root = call(x, MASK[rows], trees=TREES[rows]).root
+            found.append((root, *torch.autograd.grad(root.square().sum(), x)))
+    found = [(*found[0], *found[1]), (*found[2], *found[3])]
     assert all(torch.allclose(*both, rtol=1e-8, atol=1e-10) for both in zip(*found))
 
 

@@ -41,7 +41,7 @@ class PairScorer(nn.ModuleList):
 
     def split(self) -> tuple[Tensor, Tensor]:      # weight (2 d, d) and bias (2 d,)
         "One layer that computes both halves of a node: as right child, then as left child."
-        weight, bias = self[0].parameters()
+        weight, bias = self[0].weight, self[0].bias
         as_left, as_right = weight.split(self.width, 1)
         return torch.cat([as_right, as_left]), torch.cat([torch.zeros_like(bias), bias])
 

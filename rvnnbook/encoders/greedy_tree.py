@@ -19,8 +19,8 @@ from ..layers.given_trees import compose_by_height
 from ..layers.cells import GRC
 from ..layers.topk import gumbel_noise
 from ..layers.tree_search import (
-    activation_derivative, blank_boxes, content_first, copy_to_host, hidden_gradient, merge_pairs,
-    mix_children, scale_kept, weight_gradients)
+    activation_derivative, blank_boxes, cell_weights, content_first, copy_to_host,
+    hidden_gradient, merge_pairs, mix_children, scale_kept, weight_gradients)
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0026e5dc
 def _replace_position(links: Tensor, gone: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,6 +142,7 @@ class TreeParts(Encoder):
             return last(F.gelu(hidden[0](seen)) if hidden else seen).squeeze(-1), parents
 
 # %% ../../nbs/implementations/greedy_tree.ipynb #0ead3d40
+@runs_eagerly
 def tree_noise(
     mask: Tensor,                                # (B, N) bool, True = token
     generator: torch.Generator | None = None,    # where the seeds come from
@@ -397,7 +398,7 @@ def _draw_gradients(table: DrawnMerges, parts: TreeParts, temperature: float, ro
     later, joined = grad[:, None], [0, *(len(nodes) for nodes, *_ in rounds)]
     at_leaves[roots[joined[-1]:]] = grad[joined[-1]:]              # sentences of one token
     if not rounds:
-        return at_leaves, [*map(torch.zeros_like, [*parts.grc.parameters(), *scorer])]
+        return at_leaves, [*map(torch.zeros_like, [*cell_weights(parts.grc), *scorer])]
     at_scores, (scores, slopes, of_scores) = torch.zeros_like(table.scores), _score_slopes(
         parts, table)
     chosen = torch.cat([pairs.gather(1, pick)[:, 0] for _, pairs, pick, _ in rounds])
@@ -450,7 +451,7 @@ def _drawn_trees(parts: TreeParts, leaves: Tensor, mask: Tensor, noise: Tensor,
     flat = leaves[order][mask[order]]
     table, rows = _draw_merges(parts, flat, lengths, noise[:, order], temperature)
     roots = DrawnRoots.apply(flat, rows, table, parts, temperature,
-                             *parts.grc.parameters(), *parts.scorer.parameters())
+                             *cell_weights(parts.grc), *parts.scorer.parameters())
     return roots[order.argsort()], table, order
 
 def _drawn_trace(table: DrawnMerges, order: Tensor, mask: Tensor) -> dict:

@@ -658,10 +658,13 @@ def read_memory(
     given = tokens.flatten(0, 1).index_select(0, place)
     given = given.to(kind), memory.query_norm(memory.query(given)).to(kind)
     parts = memory.cell.w1, memory.cell.w2, memory.norm, memory.key, memory.key_norm, memory.beta
+    if type(memory.cell) is not GRC:
+        raise TypeError("this encoder reads the weights of a GRC and does not call it; the cell "
+                        f"is {type(memory.cell).__name__}")
     check_layers(*parts)
     with torch.autocast(tokens.device.type, enabled=False):
         outputs, shares = ReadMemory.apply(*given, memory, counts, *(
-            weight for part in parts for weight in part.parameters()))
+            weight for part in parts for weight in (part.weight, part.bias)))
     outputs, shares = (tokens.new_zeros(batch * length, part.shape[1]).index_copy(
         0, place, part.to(tokens.dtype)).view(batch, length, -1) for part in (outputs, shares.T))
     return outputs, shares

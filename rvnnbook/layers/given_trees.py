@@ -7,15 +7,15 @@ __all__ = ['compose_tree', 'compose_by_height']
 
 # %% ../../nbs/implementations/given_trees.ipynb #949a1039
 from collections import Counter
+from contextlib import suppress
 from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..core import has_plain_layers, merge_targets, runs_eagerly
-from .cells import GRC
-from .tree_search import ReplayPlan, draw_kept, replay
+from ..core import merge_targets, runs_eagerly
+from .tree_search import ReplayPlan, cell_weights, draw_kept, replay
 
 # %% ../../nbs/implementations/given_trees.ipynb #b328a993
 def compose_tree(
@@ -50,6 +50,13 @@ def _number_nodes(trees: Tensor | None,
     return children, counts, [nodes[length - 1] for nodes, length in zip(at, lengths)]
 
 # %% ../../nbs/implementations/given_trees.ipynb #e4f57fb1
+def _can_replay(cell) -> bool:
+    "Whether `replay` computes all that calling the cell does."
+    with suppress(TypeError):
+        cell_weights(cell)
+        return not any(part._forward_hooks or part._forward_pre_hooks for part in cell.modules())
+    return False
+
 @runs_eagerly
 def compose_by_height(
     leaves: Tensor,        # leaf states, (B, N, S)
@@ -66,8 +73,7 @@ def compose_by_height(
     tokens, ends, pairs = numbers.split([len(part) for part in parts])
     leaves = leaves.flatten(0, 1).index_select(0, tokens)
     mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    plain = type(cell) is GRC and has_plain_layers(cell.w1, cell.w2, cell.norm)
-    if plain and not mixed:
+    if _can_replay(cell) and not mixed:
         kept = cell.training and cell.dropout.p > 0
         keep = draw_kept(cell, len(children), leaves) if kept else None
         plan = ReplayPlan(numbers, numbers, pairs.view(-1, 2), counts)      # first two: not used

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from ..core import check_layers, runs_eagerly
 from .topk import EPSILON, gumbel_noise, one_soft
-from .tree_search import (
-    Arena, copy_to_host, Lineages, LineageScores, find_pairs, follow_back, merge_pairs,
-    plan_replay, propose_pairs, prune_beam, replay, scale_kept, search_states, write_steps)
+from rvnnbook.layers.tree_search import (
+    Arena, cell_weights, copy_to_host, Lineages, LineageScores, find_pairs, follow_back,
+    merge_pairs, plan_replay, propose_pairs, prune_beam, replay, scale_kept, search_states,
+    write_steps)
 
 # %% ../../nbs/implementations/parent_beam.ipynb #42905cd2
 def _parent_arena(encoder, leaves: Tensor, room: int) -> Arena:
@@ -28,9 +29,9 @@ def _parent_arena(encoder, leaves: Tensor, room: int) -> Arena:
     `encoder`: a BeamTree; `leaves`: leaf states of all sentences, one after the other, (L, D);
     `room`: most pairs that may be asked for. Returns: notes: the score of every node.
     """
-    check_layers(encoder.scorer[0])
+    check_layers(scorer := encoder.scorer[0])
     dropped, cpu = encoder.training and encoder.grc.dropout.p > 0, leaves.device.type == "cpu"
-    return Arena(encoder.grc, leaves, room, encoder.scorer[0].parameters(),
+    return Arena(encoder.grc, leaves, room, (scorer.weight, scorer.bias),
                  shared=cpu or dropped)                        # elsewhere, a look-up would wait
 
 def _compose_neighbors(arena: Arena, children: Tensor) -> Tensor:
@@ -250,6 +251,7 @@ def soft_search(
         mixed = merge_pairs(nodes, made[:, :, :-1], merged)
         rows = _complete_rows(encoder.grc, rows, origins[:, :-1], chosen_picks[:, :-1], mixed)
         return rows, scores, chosen_picks, origins
+    cell_weights(encoder.grc)              # refused as in evaluation
     check_layers(scorer := encoder.scorer[0])
     weight = F.pad(scorer.weight, (encoder.dim, 0))            # 0 for nodes, w for parents
     parents = encoder.grc(leaves[:, :-1], leaves[:, 1:])

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['SAME_SIZE', 'merge_pairs', 'propose_pairs', 'prune_beam', 'active_counts', 'search_states', 'steps_from_merges',
            'build_beam_trace', 'follow_back', 'choose_proposals', 'noise_ahead', 'initial_scores', 'mark_repeated',
-           'encode_with_search', 'Search', 'content_first', 'blank_boxes', 'mix_children', 'draw_kept', 'scale_kept',
-           'hash_pair', 'leaf_keys', 'Arena', 'note_kept', 'find_pairs', 'pack_tokens', 'PairArena', 'score_rows',
-           'begin_search', 'blank_steps', 'write_steps', 'join_steps', 'search_rows', 'arena_search', 'Lineages',
-           'copy_to_host', 'survivors', 'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay', 'replay_forward',
-           'gate_gradients', 'activation_derivative', 'hidden_gradient', 'weight_gradients', 'collect_gradients',
-           'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores', 'lineage_scores',
-           'replay_levels', 'search_and_replay']
+           'encode_with_search', 'Search', 'cell_weights', 'content_first', 'blank_boxes', 'mix_children', 'draw_kept',
+           'scale_kept', 'hash_pair', 'leaf_keys', 'Arena', 'note_kept', 'find_pairs', 'pack_tokens', 'PairArena',
+           'score_rows', 'begin_search', 'blank_steps', 'write_steps', 'join_steps', 'search_rows', 'arena_search',
+           'Lineages', 'copy_to_host', 'survivors', 'label_nodes', 'states_after', 'ReplayPlan', 'plan_replay',
+           'replay_forward', 'gate_gradients', 'activation_derivative', 'hidden_gradient', 'weight_gradients',
+           'collect_gradients', 'Replay', 'replay', 'LineageScores', 'birth_steps', 'score_pairs', 'sum_scores',
+           'lineage_scores', 'replay_levels', 'search_and_replay']
 
 # %% ../../nbs/implementations/tree_search.ipynb #ec8d151b
 from collections.abc import Callable, Iterable, Iterator
@@ -285,12 +285,24 @@ class Search(NamedTuple):
     below: Any = None      # of a level: results of the level below in each hypothesis, (B, K, W)
 
 # %% ../../nbs/implementations/tree_search.ipynb #b0b46480
+def cell_weights(
+    cell: GRC,             # the cell
+) -> tuple[Tensor, ...]:   # of both layers and the norm: weight, bias
+    "The weights of a cell; TypeError if they are not all that it computes with."
+    if type(cell) is not GRC or len([*cell.parameters()]) != 6:
+        raise TypeError(f"this encoder reads the weights of a GRC and does not call it; the cell "
+                        f"is {type(cell).__name__}, or has other parameters, so it would have no "
+                        "effect")
+    check_layers(cell.w1, cell.w2, cell.norm)
+    return tuple(weight for layer in (cell.w1, cell.w2, cell.norm)
+                 for weight in (layer.weight, layer.bias))
+
 def content_first(
     cell: GRC,             # the cell
 ) -> tuple[Tensor, Tensor]:    # weight (4 D, H), bias (4 D,)
-    "The second layer of a cell with its content before its gates; TypeError from check_layers."
-    check_layers(cell.w1, cell.w2, cell.norm)
-    return cell.w2.weight.roll(cell.dim, 0), cell.w2.bias.roll(cell.dim)
+    "The second layer of a cell with its content before its gates."
+    _, _, weight, bias, *_ = cell_weights(cell)
+    return weight.roll(cell.dim, 0), bias.roll(cell.dim)
 
 def blank_boxes(
     cell: GRC,             # the cell
@@ -791,7 +803,7 @@ def weight_gradients(
     hidden: Tensor,        # hidden units, (M, H)
     at_parts: Tensor,      # gradient at content and gates, (M, 4 D)
     at_before: Tensor,     # gradient at hidden units before the activation, (M, H)
-) -> tuple[Tensor, ...]:   # in the order of the cell's parameters
+) -> tuple[Tensor, ...]:   # in the order of cell_weights
     "Gradients of the cell's parameters, with one product for each layer."
     _, *at_norm = torch.ops.aten.native_layer_norm_backward(
         grad, normed[0], [cell.dim], *normed[1:], cell.norm.weight, cell.norm.bias,
@@ -856,7 +868,7 @@ def replay(
 ) -> Tensor:               # states of leaves and nodes, (L + M, D)
     "Compose the nodes of a plan, with gradients."
     made = states[plan.places] if states is not None and states.device.type != "cpu" else None
-    return Replay.apply(leaves, plan, keep, made, cell, *cell.parameters())
+    return Replay.apply(leaves, plan, keep, made, cell, *cell_weights(cell))
 
 # %% ../../nbs/implementations/tree_search.ipynb #022ab9b0
 class LineageScores(torch.autograd.Function):
