@@ -138,9 +138,10 @@ class RoutingLayer(RouterParts):
         "The layer for some rows of a batch, in training with positions that skip it."
         chance = self.gate_dropout if self.training else 0
         again = self.checkpoint and torch.is_grad_enabled()
+        given = {} if generator is None else {"generator": generator}      # not traced if None
         def step(states, exists, rows=slice(None), stays=None):
             if chance:
-                drawn = torch.rand(*there.shape, 1, generator=generator, device=there.device)
+                drawn = torch.rand(*there.shape, 1, device=there.device, **given)
                 skips = (drawn < chance)[rows]
                 stays = skips if stays is None else skips | stays
             if again:
