@@ -163,9 +163,13 @@ def test_impossible_vocabularies_are_refused():
         Vocabulary(["a", "b", "c", "b"])
     with pytest.raises(ValueError, match="unknown token '<unk>' is not in"):
         Vocabulary(["a", "b"], unknown="<unk>")
-    for wrong, shown in (("a b", "'a b'"), ([1, 2], r"\[1, 2\]"), (["a", b"b"], r"\['a', b'b'\]"), (None, "None"), (3.5, "3.5")):
-        with pytest.raises(TypeError, match=f"^tokens must be a list of strings, got {shown}$"):
+    for wrong, shown in (("a b", "'a b'"), ([1, 2], r"\[1, 2\]"), (["a", b"b"], r"\['a', b'b'\]"), (None, "None"), (3.5, "3.5"), ({"a"}, "{'a'}"),
+                         (frozenset("a"), r"frozenset\({'a'}\)")):
+        with pytest.raises(TypeError, match=rf"^tokens must be a list of strings \(a set has no fixed order\), got {shown}$"):
             Vocabulary(wrong)
+    assert Vocabulary({"a": 1, "b": 2}.keys()).tokens == ("a", "b")
+    with pytest.raises(TypeError, match="split them first"):
+        build_vocabulary(["the cat", "a dog"])
 
 
 def test_a_text_is_split_before_it_is_encoded():

@@ -240,7 +240,7 @@ def test_a_list_of_tokens_is_a_vocabulary(kind):
     assert model.vocabulary.tokens == ("a", "b", "c") and model.embedding.num_embeddings == 3
     text, ids = ("b c a", [1, 2, 0]) if kind is Classifier else (("b", "c a"), ([1], [2, 0]))
     assert model.predict([text]) == model.predict([ids])
-    with pytest.raises(TypeError, match="^tokens must be a list of strings, got '10'$"):
+    with pytest.raises(TypeError, match=r"^tokens must be a list of strings \(a set has no fixed order\), got '10'$"):
         kind(create_encoder("lstm", dim=4), "10", 3)
 
 
@@ -330,6 +330,12 @@ def test_composition_steps_must_fit_their_sentence():
     model = Classifier(create_encoder("rvnn", dim=4), 5, 3)
     with pytest.raises(ValueError, match=r"^sentence 1: \[3\] tokens, but \[2\] steps in trees$"):
         model.predict([[1, 2], [1, 2, 3]], trees=[[1, 0], [1, 0]])
+    with pytest.raises(ValueError, match="^sentence 1: trees must have composition steps for each sentence$"):
+        model.predict([[1, 2], [1, 2, 3]], trees=[[1, 0], None])
+    with pytest.raises(ValueError, match="^sentence 2: trees: step 0 at position 1 of 3"):       # it is not the longest
+        model.predict([[1, 2, 3, 4], [1, 2], [1, 2, 3]], trees=[[3, 2, 1, 0], [1, 0], [1, 0, 0]])
+    steps = model.predict([[1, 2, 3]], trees=[torch.tensor([1, 2, 0])])
+    assert steps == model.predict([np.array([1, 2, 3], np.uint8)], trees=[[1, 2, 0]])
 
 
 def test_labels_of_two_classes_are_checked():

@@ -26,10 +26,11 @@ class Vocabulary:
         unknown: str | None = None,   # token for all unknown tokens; None: they raise
         split: Callable[[str], Sequence[str]] = str.split,   # from a text to its tokens
     ):
-        listed = [tokens] if isinstance(tokens, str) or not isinstance(tokens, Iterable) else tokens
-        self.tokens, self.unknown, self.split = tuple(listed), unknown, split
-        if listed is not tokens or not all(isinstance(token, str) for token in self.tokens):
-            raise TypeError(f"tokens must be a list of strings, got {reprlib.repr(tokens)}")
+        listed = not isinstance(tokens, (str, set, frozenset)) and isinstance(tokens, Iterable)
+        self.tokens, self.unknown, self.split = tuple(tokens) if listed else (), unknown, split
+        if not listed or not all(isinstance(token, str) for token in self.tokens):
+            raise TypeError("tokens must be a list of strings (a set has no fixed order), got "
+                            f"{reprlib.repr(tokens)}")
         self.ids = {token: number for number, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
             twice = Counter(self.tokens).most_common(1)[0][0]
@@ -81,7 +82,7 @@ def read_sentence(
             raise TypeError(f"token {position} is {token!r}, not an integer")
         if not 0 <= int(token) < types:
             raise ValueError(f"token {position} is {token}; token ids are in [0, {types})")
-    return tokens
+    return [*map(int, tokens)]
 
 # %% ../../nbs/implementations/batches.ipynb #838582a5
 def build_vocabulary(
@@ -91,6 +92,9 @@ def build_vocabulary(
     unknown: str | None = None,          # the special token used for all omitted tokens
 ) -> Vocabulary:                         # special tokens, then frequent before rare
     "Build the vocabulary of a text, by descending frequency and then alphabetically."
+    sentences = list(sentences)
+    if any(isinstance(sentence, str) for sentence in sentences):
+        raise TypeError("sentences must be lists of tokens, but some are texts; split them first")
     counts = Counter(token for sentence in sentences for token in sentence)
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     found = [token for token, count in ranked if count >= least and token not in special]

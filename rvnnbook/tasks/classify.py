@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rvnnbook.core import (
+from ..core import (
     Encoder, EncoderOutput, TokenEmbedding, check_choice, check_counts, check_ids, encoder_width,
-    pad_batch)
+    pad_batch, right_neighbors)
 from ..data.batches import Vocabulary, read_sentence, token_batches
 from ..data.listops import VOCABULARY, parse_expression
 from ..data.text import UNKNOWN, lower_words, words
@@ -195,7 +195,7 @@ def _read_examples(model, sentences: Iterable, trees: Iterable | None) -> Iterat
         sentences, trees, fillvalue=_MISSING)
     for number, (sides, steps) in enumerate(pairs):
         try:
-            if sides is _MISSING or steps is _MISSING:
+            if sides is _MISSING or steps is _MISSING or (steps is None and trees is not None):
                 raise ValueError("trees must have composition steps for each sentence")
             if model.sides == 1:
                 sides, steps = [sides], None if steps is None else [steps]
@@ -207,6 +207,10 @@ def _read_examples(model, sentences: Iterable, trees: Iterable | None) -> Iterat
                 raise ValueError(f"expected a pair of sentences, got {len(ids)}")
             if steps is not None and (counts := [*map(len, steps)]) != [*map(len, ids)]:
                 raise ValueError(f"{[*map(len, ids)]} tokens, but {counts} steps in trees")
+            try:
+                _ = [right_neighbors([*map(int, side)]) for side in steps or ()]
+            except ValueError as error:
+                raise ValueError(f"trees: {error}") from None
         except (TypeError, ValueError) as error:
             raise type(error)(f"sentence {number}: {error}") from None
         yield ids, steps
