@@ -213,6 +213,11 @@ def test_states_are_made_of_the_tree_that_was_found():
     x = vectors(mask, 8)
     found = finder(x, mask, trace=True)
     assert_close(found.states, given_trees(x, mask, trees=found.trace["trees"]).states)
+    nested = TopDown(create_encoder("rir_ebt_grc", dim=8, beam=1, arity=3), 2).double().eval()
+    given_trees.load_state_dict({key: value for key, value in nested.state_dict().items() if "scorer" not in key and "s4d" not in key})
+    result = nested(x, mask, trace=True)
+    assert_close(result.states, given_trees(nested.encoder.s4d(x, mask), mask, trees=result.trace["trees"]).states)
+    given_trees.load_state_dict({key: value for key, value in finder.state_dict().items() if "scorer" not in key})
     other = level_trees(mask)
     assert not torch.equal(other, found.trace["trees"])
     assert (given_trees(x, mask, trees=other).states - found.states).abs().max() > 1e-3

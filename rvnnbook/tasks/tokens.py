@@ -124,6 +124,7 @@ class TopDown(nn.Module):
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         up, x = self.encoder, check_batch(x, mask, self.dim)
         out = up(x, mask, trees=trees, generator=generator, trace=True)
+        x = up.s4d(x, mask) if getattr(up, "s4d", None) else x         # RIR-EBT-GRC
         trees, leaves = out.trace["trees"], up.leaf_norm(up.leaf(x))
         nodes = _compose_nodes(leaves, trees, mask, up.cell if isinstance(up, RvNN) else up.grc)
         above = ancestors(trees, mask)
