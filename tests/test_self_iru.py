@@ -377,3 +377,23 @@ def test_refused(options, said):
     with pytest.raises(ValueError) as error:
         SelfIRU(5, **options)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
+def test_weights_that_were_replaced_are_used(name):
+    "Also for single tokens, whose steps are computed one by one."
+    encoder, other = (create_encoder("self_iru", dim=4, base="lstm").double().eval() for _ in range(2))
+    other.load_state_dict(encoder.state_dict())
+    x, mask = torch.randn(3, 1, 4, dtype=torch.float64), torch.ones(3, 1).bool()
+    assert torch.equal(encoder(x, mask).root, other(x, mask).root)
+    for model in (encoder, other):
+        for part in model.modules():
+            if isinstance(part, nn.LSTM):
+                weight = getattr(part, name).detach() + 1
+                if model is encoder:
+                    setattr(part, name, nn.Parameter(weight))
+                else:
+                    getattr(part, name).data.copy_(weight)
+    fresh = create_encoder("self_iru", dim=4, base="lstm").double().eval()
+    fresh.load_state_dict(encoder.state_dict())
+    assert torch.equal(encoder(x, mask).root, fresh(x, mask).root) and torch.equal(other(x, mask).root, fresh(x, mask).root)

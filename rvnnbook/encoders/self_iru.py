@@ -112,8 +112,7 @@ class LSTMBase(nn.Module):
 
     def _step(self, x: Tensor, state: Sequence | None) -> tuple[Tensor, Tensor]:
         "`x`: one token, (B, D); `state`: as for forward. Returns: h and c after it."
-        if self.maps is None or any(cast(nn.LSTM, part).weight_ih_l0 is not weight for part, weight
-                                    in zip(self.parts, self.maps[0].weights)):
+        if self.maps is None or state is None:     # at the start of a sequence: weights of now
             w_x, w_h, b_x, b_h = zip(*(cast(nn.LSTM, part).all_weights[0] for part in self.parts))
             self.maps = StepLinear(torch.cat, w_x, b_x), StepLinear(torch.stack, w_h, b_h)
         of_x, of_h = self.maps
