@@ -288,11 +288,13 @@ def by_hand(layer, sentence):
 
 
 @many
-@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), seeds)
-def test_batch_norm_is_that_of_the_tokens(lengths, seed):
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), seeds, st.sampled_from([0.1, None]))
+def test_batch_norm_is_that_of_the_tokens(lengths, seed, momentum):
+    "A momentum of None is the mean over all batches, as for averaged weights."
     (x, mask), other = batch(lengths, seed=seed), batch(lengths, seed=seed + 1)[0]
     torch.manual_seed(seed)
     ours, theirs = TokenBatchNorm(x.shape[2]).double(), torch.nn.BatchNorm1d(x.shape[2]).double()
+    ours.momentum = theirs.momentum = momentum
     with torch.no_grad():
         for one, same in zip(ours.parameters(), theirs.parameters()):
             one.normal_()

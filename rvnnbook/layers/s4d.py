@@ -190,7 +190,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
     running_mean: Tensor         # of the channels, (D,)
     running_var: Tensor          # (D,)
     num_batches_tracked: Tensor
-    momentum: float              # weight of a batch in both
+    momentum: float | None       # weight of a batch in both
 
     def __init__(self, dim: int):              # D
         super().__init__(dim)
@@ -204,9 +204,11 @@ class TokenBatchNorm(nn.BatchNorm1d):
             variance = torch.where(there, x - mean, 0).square().sum((0, 1)) / count
             with torch.no_grad():
                 self.num_batches_tracked += 1
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                rate = (1 / float(self.num_batches_tracked) if self.momentum is None else
+                        self.momentum)             # None: the mean of all batches
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
                 unbiased = variance * count / (count - 1).clamp(min=1)
-                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), rate)
         return (x - mean) * ((variance + self.eps).rsqrt() * self.weight) + self.bias
 
 # %% ../../nbs/implementations/s4d.ipynb #c953f9aa
