@@ -57,6 +57,11 @@ def check_promises(
     encoder: OwnEncoder,       # with new weights
 ) -> OwnEncoder:               # the same
     "Refuse an encoder that breaks a promise of the conventions; raises ValueError."
+    with torch.inference_mode(False), torch.enable_grad():
+        _check_promises(encoder)
+    return encoder
+
+def _check_promises(encoder):
     twin, draws = copy.deepcopy(encoder).eval(), torch.Generator().manual_seed(0)
     x = torch.randn(4, 7, encoder.dim, generator=draws)
     whole, short = torch.ones(4, 7).bool(), torch.arange(7) < torch.tensor([[7], [5], [2], [1]])
