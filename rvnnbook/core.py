@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['pad_batch', 'length_mask', 'check_batch', 'check_choice', 'check_counts', 'check_range', 'check_directions',
-           'check_ids', 'TokenEmbedding', 'EncoderOutput', 'Encoder', 'encoder_width', 'first_derivative',
-           'keep_weights', 'has_plain_layers', 'check_layers', 'runs_eagerly', 'batch_gap', 'padding_gap',
-           'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
+           'check_ids', 'TokenEmbedding', 'EncoderOutput', 'on_host', 'HostModule', 'Encoder', 'encoder_width',
+           'first_derivative', 'keep_weights', 'has_plain_layers', 'check_layers', 'runs_eagerly', 'batch_gap',
+           'padding_gap', 'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
 
 # %% ../nbs/implementations/conventions.ipynb #938f74f6
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -142,8 +143,20 @@ class EncoderOutput(NamedTuple):
     loss: Tensor | float = 0.0         # scalar auxiliary loss, mean over the batch; 0 if none
     trace: dict | None = None          # with trace=True: decisions for figures and checks, by name
 
+# %% ../nbs/implementations/conventions.ipynb #7d1e4c51
+def on_host() -> AbstractContextManager:
+    "A context in which tensors are made on the CPU, unless a device is named."
+    default = torch.get_default_device()
+    return nullcontext() if default.type == "cpu" else torch.device("cpu")
+
+class HostModule(nn.Module):
+    "A module that is called with the CPU as default device."
+    def __call__(self, *args, **kwargs):
+        with on_host():
+            return super().__call__(*args, **kwargs)
+
 # %% ../nbs/implementations/conventions.ipynb #7d1e4c52
-class Encoder(nn.Module):
+class Encoder(HostModule):
     """Base class of all encoders: token vectors (B, N, D) to one vector per sentence (B, D).
 
     `encoder.dim` is the width D of token vectors and of the root. Unless an encoder draws random
@@ -193,7 +206,7 @@ def first_derivative(
             raise RuntimeError("there are no second derivatives here: this backward pass is "
                                "written by hand; leave out create_graph=True")
         kind = next((grad.device.type for grad in gradients if grad is not None), "cpu")
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast(kind, enabled=False), on_host():
             return backward(ctx, *gradients)
     return checked
 

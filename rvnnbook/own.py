@@ -61,6 +61,7 @@ def check_promises(
         _check_promises(encoder)
     return encoder
 
+# %% ../nbs/own_model.ipynb #5ee3b0c4
 def _check_promises(encoder):
     twin, draws = copy.deepcopy(encoder).eval(), torch.Generator().manual_seed(0)
     x = torch.randn(4, 7, encoder.dim, generator=draws)
@@ -93,7 +94,6 @@ def _check_promises(encoder):
         grad, = torch.autograd.grad((root * weights).sum(), x) if root.grad_fn else [None]
         if grad is None or not bool(grad.isfinite().all() and grad.any()):
             raise ValueError(f"{encoder.name}: roots have no finite gradient with respect to x")
-    return encoder
 
 # %% ../nbs/own_model.ipynb #ea79c51e
 def load_own(

@@ -305,6 +305,20 @@ def test_layers_of_another_kind_are_called_or_refused(name, train):
     assert called or name in ("lstm", "bilstm", "self_iru"), "nothing was replaced"
 
 
+@every
+@pytest.mark.parametrize("train", [False, True])
+def test_another_default_device_changes_nothing(name, train):
+    "A default of meta: a tensor that is made without a device would have no values."
+    encoder, x, found = make(name).double().train(train), states(MASK, 5).requires_grad_(), []
+    for default in ("cpu", "meta"):
+        torch.manual_seed(3)
+        draws = torch.Generator().manual_seed(0)
+        with torch.device(default):
+            out = encoder(x, MASK, trees=TREES, generator=draws, trace=not train)
+            found.append((out.root, *torch.autograd.grad(out.root.square().sum(), x)))
+    assert all(map(torch.equal, *found))
+
+
 class Residual(GRC):
     def forward(self, left, right):
         return super().forward(left, right) + (left + right) / 2

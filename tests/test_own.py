@@ -166,6 +166,14 @@ def test_the_experiment_runs_with_an_own_encoder(outside):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
 
 
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_own_encoders_are_loaded_where_gradients_are_off(outside, monkeypatch, off):
+    monkeypatch.syspath_prepend(outside)
+    with off():
+        encoder = create_encoder("outside_encoders:Sum", dim=4)
+        assert encoder(torch.ones(1, 2, 4), torch.ones(1, 2).bool()).root.shape == (1, 4)
+
+
 def test_a_record_counts_as_long_as_the_source_is_the_same(outside, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nbs/results").mkdir(parents=True)

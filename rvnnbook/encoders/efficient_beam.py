@@ -6,6 +6,8 @@
 __all__ = ['PairScorer', 'EfficientBeam']
 
 # %% ../../nbs/implementations/efficient_beam.ipynb #31ca7081
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,7 +43,8 @@ class PairScorer(nn.ModuleList):
 
     def split(self) -> tuple[Tensor, Tensor]:      # weight (2 d, d) and bias (2 d,)
         "One layer that computes both halves of a node: as right child, then as left child."
-        weight, bias = self[0].weight, self[0].bias
+        layer = cast(nn.Linear, self[0])
+        weight, bias = layer.weight, layer.bias
         as_left, as_right = weight.split(self.width, 1)
         return torch.cat([as_right, as_left]), torch.cat([torch.zeros_like(bias), bias])
 

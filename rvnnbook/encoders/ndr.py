@@ -7,6 +7,7 @@ __all__ = ['FRAMED', 'READOUTS', 'directional_bias', 'RoutingAttention', 'TwoLay
 
 # %% ../../nbs/implementations/ndr.ipynb #7fe60f36
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,7 +139,7 @@ class RoutingLayer(RouterParts):
         "The layer for some rows of a batch, in training with positions that skip it."
         chance = self.gate_dropout if self.training else 0
         again = self.checkpoint and torch.is_grad_enabled()
-        given = {} if generator is None else {"generator": generator}      # not traced if None
+        given: Any = {} if generator is None else {"generator": generator}     # None: no trace
         def step(states, exists, rows=slice(None), stays=None):
             if chance:
                 drawn = torch.rand(*there.shape, 1, device=there.device, **given)

@@ -284,7 +284,7 @@ class Search(NamedTuple):
     arena: Any             # an Arena with all nodes
     below: Any = None      # of a level: results of the level below in each hypothesis, (B, K, W)
 
-# %% ../../nbs/implementations/tree_search.ipynb #b0b46480
+# %% ../../nbs/implementations/tree_search.ipynb #b0b4647f
 def cell_weights(
     cell: GRC,             # the cell
 ) -> tuple[Tensor, ...]:   # of both layers and the norm: weight, bias
@@ -297,6 +297,7 @@ def cell_weights(
     return tuple(weight for layer in (cell.w1, cell.w2, cell.norm)
                  for weight in (layer.weight, layer.bias))
 
+# %% ../../nbs/implementations/tree_search.ipynb #b0b46480
 def content_first(
     cell: GRC,             # the cell
 ) -> tuple[Tensor, Tensor]:    # weight (4 D, H), bias (4 D,)

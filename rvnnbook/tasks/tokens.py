@@ -19,6 +19,7 @@ from ..core import (
 from ..encoders.beam_tree import BeamTree
 from ..encoders.efficient_beam import EfficientBeam
 from ..encoders.greedy_tree import GreedyTree
+from ..encoders.rir_beam import RIRBeam
 from ..encoders.rvnn import RvNN
 from ..layers.given_trees import compose_by_height
 
@@ -124,7 +125,7 @@ class TopDown(nn.Module):
     def forward(self, x, mask, *, trees=None, generator=None, trace=False) -> EncoderOutput:
         up, x = self.encoder, check_batch(x, mask, self.dim)
         out = up(x, mask, trees=trees, generator=generator, trace=True)
-        x = up.s4d(x, mask) if getattr(up, "s4d", None) else x         # RIR-EBT-GRC
+        x = up.s4d(x, mask) if isinstance(up, RIRBeam) and up.s4d else x
         trees, leaves = out.trace["trees"], up.leaf_norm(up.leaf(x))
         nodes = _compose_nodes(leaves, trees, mask, up.cell if isinstance(up, RvNN) else up.grc)
         above = ancestors(trees, mask)
