@@ -682,3 +682,11 @@ def test_two_launched_processes_make_one_run_with_the_losses_of_one_process(tmp_
         assert again.returncode == 0 and "this run has a record" in again.stdout
     one, two = curves
     assert len(one["loss"]) == 2 and one["loss"] == pytest.approx(two["loss"], rel=1e-6) and one["nll"] == pytest.approx(two["nll"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["listops", "logic", "design_space"])
+@pytest.mark.parametrize("short", [{"steps": 20}, {"stages": "8:20:32:1e-3"}])
+def test_a_training_that_ends_before_its_first_check_is_refused_first(name, short):
+    notebook = open_notebook(ROOT / f"nbs/experiments/{name}.ipynb")
+    with pytest.raises(ParameterError, match="a training of 20 steps ends before its first check, at step (250|500)$"):
+        check_parameters(notebook, {"profile": "cpu", **short})
