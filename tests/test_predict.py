@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from itertools import count, islice
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -139,6 +140,18 @@ def test_evaluation_mode_without_gradients_and_modes_restored():
     with pytest.raises(ZeroDivisionError):
         model.predict(SENTENCES)
     assert [module.training for module in model.modules()] == modes
+
+
+def test_threads_that_share_a_model():
+    "All evaluate, and the last one restores the modes."
+    model = Classifier(create_encoder("ebt_grc", dim=8, dropout=0.3), 10, 4, dropout_in=0.5).train()
+    expected, found = model.predict(SENTENCES), []
+    threads = [Thread(target=lambda: found.extend(model.predict(SENTENCES) for _ in range(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == 80 * [expected] and all(module.training for module in model.modules())
 
 
 def test_streams_are_read_as_far_as_needed():

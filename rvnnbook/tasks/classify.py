@@ -9,8 +9,11 @@ __all__ = ['ClassifierOutput', 'Prediction', 'Predictor', 'Classifier', 'cross_e
 # %% ../../nbs/implementations/heads.ipynb #6f8277a9
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice, repeat, zip_longest
+from threading import Lock
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -215,6 +218,27 @@ def _read_examples(model, sentences: Iterable, trees: Iterable | None) -> Iterat
             raise type(error)(f"sentence {number}: {error}") from None
         yield ids, steps
 
+# %% ../../nbs/implementations/heads.ipynb #7c20be0e
+_EVALUATED: WeakKeyDictionary = WeakKeyDictionary()    # model -> threads that use it; its modes
+_LOCK = Lock()
+
+@contextmanager
+def _evaluation(model: nn.Module):
+    "Evaluation mode. The last of several threads that share a model restores its modes."
+    with _LOCK:
+        count, modes = _EVALUATED.get(model) or (0, [(m, m.training) for m in model.modules()])
+        _EVALUATED[model] = count + 1, modes
+        model.eval()
+    try:
+        yield
+    finally:
+        with _LOCK:
+            count, modes = _EVALUATED.pop(model)
+            if count > 1:
+                _EVALUATED[model] = count - 1, modes
+            else:
+                for module, mode in modes: module.training = mode
+
 # %% ../../nbs/implementations/heads.ipynb #7c20be07
 @torch.no_grad()
 def _predict_batch(model, examples: list, return_trees: bool) -> list[Prediction]:
@@ -228,12 +252,8 @@ def _predict_batch(model, examples: list, return_trees: bool) -> list[Prediction
                 for part in pad_batch([*map(torch.as_tensor, rows)])]
     ids, mask = stacked([side for sides, _ in examples for side in sides])
     steps = [side for _, given in examples if given is not None for side in given]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        out = model.eval()(ids, mask, trees=stacked(steps)[0] if steps else None,
-                           trace=return_trees)
-    finally:
-        for module, mode in modes: module.training = mode
+    with _evaluation(model):
+        out = model(ids, mask, trees=stacked(steps)[0] if steps else None, trace=return_trees)
     trees: Iterable = repeat(None)
     if return_trees:
         if "trees" not in (out.encoding.trace or ()):
