@@ -503,7 +503,7 @@ def test_a_kernel_that_is_killed_is_noticed(job):
     status, said, complained = finish(begin(job, "-p", "what=kill"))
     assert status == 1 and complained == "rvnnbook: Kernel died\n" and time.monotonic() - began < 120
     status, said, complained = finish(begin(job, "-p", "what=raise"))
-    assert status == 1 and "job.ipynb: cell 4 raised ArithmeticError: on purpose (see " in complained and "doing raise" in said
+    assert status == 1 and "job.ipynb: cell 3 raised ArithmeticError: on purpose (see " in complained and "doing raise" in said
     assert complained.count("\n") == 1
 
 
