@@ -96,14 +96,15 @@ def parameter_groups(model: nn.Module, recipe: TrainConfig) -> list[dict]:
 BOUNDS = "steps", "epochs", "patience"       # of a run; they may change when it is resumed
 
 def own_code(model: nn.Module) -> dict[str, str]:      # setting -> hash
-    "Hashes of the files that define a model's classes outside PyTorch and the library."
+    "Hash of the source of every class in a model that is not from PyTorch or the library."
     kinds = {kind for part in model.modules() for kind in type(part).__mro__}
     found = {}
     for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
         name = kind.__module__
-        if name.partition(".")[0] in ("torch", "rvnnbook", "builtins", "typing"):
+        if name.partition(".")[0] in {"torch", "rvnnbook", *sys.stdlib_module_names}:
             continue
-        name, what = (kind.__qualname__, kind) if name == "__main__" else (name, sys.modules[name])
+        what = kind if name == "__main__" else sys.modules.get(name)
+        name = kind.__qualname__ if name == "__main__" else name
         try:
             found[f"code of {name}"] = code_hash(dedent(inspect.getsource(what)))
         except (OSError, TypeError, SyntaxError):              # there is no source
