@@ -288,11 +288,10 @@ class Search(NamedTuple):
 def cell_weights(
     cell: GRC,             # the cell
 ) -> tuple[Tensor, ...]:   # of both layers and the norm: weight, bias
-    "The weights of a cell; TypeError if they are not all that it computes with."
+    "The weights of a cell; TypeError if it is not a GRC with exactly these parameters."
     if type(cell) is not GRC or len([*cell.parameters()]) != 6:
-        raise TypeError(f"this encoder reads the weights of a GRC and does not call it; the cell "
-                        f"is {type(cell).__name__}, or has other parameters, so it would have no "
-                        "effect")
+        raise TypeError("this encoder reads the weights of a GRC and does not call it, so another "
+                        f"cell, or further parameters in it, would have no effect; got {cell}")
     check_layers(cell.w1, cell.w2, cell.norm)
     return tuple(weight for layer in (cell.w1, cell.w2, cell.norm)
                  for weight in (layer.weight, layer.bias))
