@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from itertools import islice, repeat, zip_longest
 from threading import Lock
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -219,7 +218,7 @@ def _read_examples(model, sentences: Iterable, trees: Iterable | None) -> Iterat
         yield ids, steps
 
 # %% ../../nbs/implementations/heads.ipynb #7c20be0e
-_EVALUATED: WeakKeyDictionary = WeakKeyDictionary()    # model -> threads that use it; its modes
+_EVALUATED: dict = {}      # model in use -> number of threads; modes of its modules
 _LOCK = Lock()
 
 @contextmanager
