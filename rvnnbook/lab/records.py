@@ -246,7 +246,7 @@ def _line(content):
 
 # %% ../../nbs/workshop/records.ipynb #95567a8a
 def standing_id(record: dict, folder: Path | None = None) -> str:      # of results
-    "The id of the record that stands for this run: one of equal content, or this one."
+    "The id of a record with the same content in the results; without one, that of this record."
     path = Path(folder or results_folder(record["profile"])) / f"{record['experiment']}.jsonl"
     names = record.keys() - {"id", "recorded", "peak_memory_mb", "commit", "dirty"}
     return next((other["id"] for other in (scan(path)[0] if record["legs"] else ())

@@ -100,10 +100,10 @@ def recorded_runs(experiment: str, names: Iterable[str]) -> set[str]:     # name
         records, _ = scan(results_folder() / f"{name}.jsonl")
     return {identity(name, {key: value for key, value in record["parameters"].items()
                             if key in names and key not in SITTING}, record["seed"])
-            for record in records if record["finished"] and _is_own_source(record["parameters"])}
+            for record in records if record["finished"] and _has_same_source(record["parameters"])}
 
-def _is_own_source(parameters):
-    "Whether a record of an encoder of one's own is of its present source."
+def _has_same_source(parameters):
+    "Whether the source file of an own encoder is the same as in its record."
     own = [value for value in parameters.values() if isinstance(value, str)
            and re.fullmatch(r"[\w.]+:\w+", value)]
     if not own or "source" not in parameters:
