@@ -106,7 +106,8 @@ class Operations(Watch, TorchDispatchMode):
         if not written:
             return place(found)
         changed = args[written[0][0]] if written[0][0] < len(args) else kwargs[written[0][1]]
-        assert changed.shape == changed.held.shape, f"{func} is not known to the pretend device"
+        every = changed if isinstance(changed, (list, tuple)) else [changed]
+        assert all(one.shape == one.held.shape for one in every), f"{func} is not known to the pretend device"
         return changed if func._schema.returns else None
 
     @staticmethod

@@ -4,24 +4,31 @@ tests/pretend_device.py stands in for a GPU. There, small models pay for launche
 import inspect
 import math
 from copy import deepcopy
-from types import SimpleNamespace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.testing import assert_close
 
 from rvnnbook.core import check_ids
+from rvnnbook.data.algorithms import collate_algorithms, make_sorting, number_vocabulary
+from rvnnbook.data.batches import BucketLoader, to_device
+from rvnnbook.data.listops import collate_listops, unique_draws
 from rvnnbook.data.logic import RELATIONS, VOCABULARY as LOGIC, collate_logic, make_files
+from rvnnbook.data.music import KEYS, MusicBatch, collate_music
 from rvnnbook.lab.records import read_records
+from rvnnbook.lab.train import train
 from rvnnbook.layers.tree_search import begin_search, join_steps, search_rows
-from rvnnbook.optimization import classification_loss, make_optimizer
+from rvnnbook.optimization import classification_loss
 from rvnnbook.registry import create_encoder, list_encoders
 from rvnnbook.tasks.classify import Classifier
 from rvnnbook.tasks.pair import PairClassifier
 from rvnnbook.tasks.seq2seq import Seq2Seq, seq2seq_loss
 from rvnnbook.tasks.sequence import NextSet, sequence_loss
 from tests.launches import count_launches, expressions
-from tests.pretend_device import PretendDevice
+from tests.pretend_device import META, DeviceTensor, PretendDevice
 from tests.test_encoders import FOR_DROPOUT, OPTIONS
 
 NAMES = list_encoders()
@@ -64,46 +71,55 @@ def test_classifier_on_another_device(name, training):
         assert_equal_results([tensor.cpu() for tensor in found], expected)
 
 
+def collate_double(pieces):
+    "A batch of music in double precision."
+    return MusicBatch(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in collate_music(pieces)))
+
+
 def task_of(name):
-    "A model with its loss and a batch, of each kind of task."
+    "A model with its loss, its examples and what makes a batch of them, of each kind of task."
     if name == "classifier":
-        return Classifier(create_encoder("ebt_grc", dim=8), 20, 10), classification_loss, SHORT._asdict()
+        examples = [one for one in unique_draws(100, seed=0) if len(one.tokens) <= 14][:7]
+        return Classifier(create_encoder("ebt_grc", dim=8), 20, 10), classification_loss, examples, collate_listops
     if name == "pairs":
-        pairs = collate_logic([pair for file in make_files(60, seed=0).values() for pair in file][:4])
-        return PairClassifier(create_encoder("crvnn", dim=8), len(LOGIC), len(RELATIONS)), classification_loss, pairs._asdict()
-    mask = torch.arange(6) < torch.tensor([[6], [4], [5]])
+        examples = [pair for file in make_files(60, seed=0).values() for pair in file][:7]
+        return PairClassifier(create_encoder("crvnn", dim=8), len(LOGIC), len(RELATIONS)), classification_loss, examples, collate_logic
     if name == "sequences":
-        return NextSet(create_encoder("self_iru", dim=8), keys=7), sequence_loss, {
-            "rolls": (torch.rand(3, 6, 7) < .5).double(), "mask": mask}
-    ids = torch.randint(3, 12, (2, 3, 6))
-    return Seq2Seq(create_encoder("bilstm", dim=8), 12), seq2seq_loss, {
-        "ids": ids[0], "mask": mask, "targets": ids[1], "target_mask": mask}
+        examples = [np.random.default_rng(seed).random((4 + seed % 3, KEYS)) < .1 for seed in range(7)]
+        return NextSet(create_encoder("self_iru", dim=8), keys=KEYS), sequence_loss, examples, collate_double
+    words, examples = number_vocabulary(9), make_sorting((7, 0, 0), largest=9).train
+    return Seq2Seq(create_encoder("bilstm", dim=8), len(words)), seq2seq_loss, examples, partial(collate_algorithms, vocabulary=words)
 
 
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")     # torch takes the device for its own "meta"; the values are copied
 @pytest.mark.parametrize("task", ["classifier", "pairs", "sequences", "seq2seq"])
-def test_steps_of_training_on_another_device(task):
-    "Three steps of the papers' optimizer lead to the same weights, whatever the task is."
+def test_training_on_another_device(task, monkeypatch, tmp_path):
+    """`train` with checks and checkpoints leads to the same weights and the same history there, whatever the task is; also when it
+    goes on from a checkpoint of the CPU."""
     torch.manual_seed(0)
-    model, loss, batch = task_of(task)
-    begun = deepcopy(model.double())
+    model, loss, examples, collate = task_of(task)
+    begun = model.double()
 
-    def trained(model, move):
-        torch.manual_seed(1)
-        optimizer = make_optimizer(model.parameters(), learning_rate=1e-2)
-        here = SimpleNamespace(**{name: move(tensor) for name, tensor in batch.items() if tensor is not None})
-        for _ in range(3):
-            loss(model, here).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        return list(model.parameters())
+    def trained(model, steps, folder=None):
+        def judge(model):
+            batch = to_device(collate(examples), next(model.parameters()).device)
+            return {"nll": float(loss(model, batch))}
+        batches = BucketLoader(examples, 3, collate)
+        out = train(model, batches, judge, loss=loss, folder=folder, steps=steps, check_every=2, halve_after=1, learning_rate=1e-2)
+        return model, [{name: row[name] for name in ("step", "loss", "nll", "learning_rate")} for row in out.history]
 
-    expected = trained(model, lambda tensor: tensor)
-    assert any(not torch.equal(one, other) for one, other in zip(expected, begun.parameters()))
-    with PretendDevice() as device:
-        found = [device.download(one) for one in trained(device.upload(begun), device.upload)]
-    for mine, theirs in zip(found, expected):
-        assert_close(mine, theirs.detach(), rtol=1e-9, atol=1e-9)
+    expected, history = trained(deepcopy(begun), 6)
+    assert any(not torch.equal(one, other) for one, other in zip(expected.parameters(), begun.parameters()))
+    trained(deepcopy(begun), 4, tmp_path)
+    for folder in (None, tmp_path):
+        with PretendDevice() as device, monkeypatch.context() as patched:
+            patched.setattr(Accelerator, "device", META)
+            model, found = trained(deepcopy(begun), 6, folder)
+            assert all(isinstance(one, DeviceTensor) for one in model.parameters())
+            weights = [device.download(one) for one in model.parameters()]
+        assert found == [pytest.approx(row, rel=1e-9) for row in history]
+        for mine, theirs in zip(weights, expected.parameters()):
+            assert_close(mine, theirs.detach(), rtol=1e-9, atol=1e-9)
 
 
 @every
