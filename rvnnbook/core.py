@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['pad_batch', 'length_mask', 'check_batch', 'check_choice', 'check_counts', 'check_range', 'check_directions',
            'check_ids', 'TokenEmbedding', 'EncoderOutput', 'on_host', 'HostModule', 'Encoder', 'encoder_width',
-           'first_derivative', 'keep_weights', 'has_plain_layers', 'check_layers', 'runs_eagerly', 'batch_gap',
-           'padding_gap', 'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree', 'merge_targets']
+           'first_derivative', 'linear_gradients', 'keep_weights', 'has_plain_layers', 'check_layers', 'runs_eagerly',
+           'batch_gap', 'padding_gap', 'steps_from_tree', 'right_neighbors', 'tree_from_steps', 'simple_tree',
+           'merge_targets']
 
 # %% ../nbs/implementations/conventions.ipynb #938f74f6
 import math
@@ -209,6 +210,15 @@ def first_derivative(
         with torch.autocast(kind, enabled=False), on_host():
             return backward(ctx, *gradients)
     return checked
+
+# %% ../nbs/implementations/conventions.ipynb #5c1e9b0b
+def linear_gradients(
+    grad: Tensor,          # gradient at the outputs, (M, H)
+    values: Tensor,        # inputs, (M, D)
+    wanted,                # which gradients: of the weight, of the bias
+) -> tuple:                # (H, D) and (H,); None for one that is not wanted
+    "Gradients of the parameters of a linear layer."
+    return grad.mT @ values if wanted[0] else None, grad.sum(0) if wanted[1] else None
 
 # %% ../nbs/implementations/conventions.ipynb #5c1e9b05
 def keep_weights(

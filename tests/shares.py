@@ -11,7 +11,7 @@ from torch.autograd.profiler import profile
 from rvnnbook.lab.records import append, new_record
 from rvnnbook.lab.subjects import SUBJECTS, problem, take_step
 from rvnnbook.encoders import rir_beam
-from rvnnbook.layers import compiled_beam, tree_search
+from rvnnbook.layers import compiled_beam, compiled_cell, compiled_neighbors, tree_search
 from rvnnbook.layers.s4d import S4DLayer
 from rvnnbook.origin import code_hashes
 
@@ -26,12 +26,15 @@ KINDS = {
     "memory": "copy cat index index_select gather scatter scatter_add fill zero add where embedding_dense_backward index_add index_copy "
               "index_fill masked_fill index_put _index_put_impl clone empty sum stack masked_scatter",
 }
-LOOPS = "select_pairs", "write_nodes", "gated_sums"        # compiled, of a search
+LOOPS = [                      # compiled, of searches, of cells and of neighbors
+    (module, name) for module, names in (
+        (compiled_beam, "select_pairs write_nodes gated_sums"), (compiled_cell, "gated_sums gated_gradients finish_slot slot_gradients"),
+        (compiled_neighbors, "window_sums window_gradients window_log_sums")) for name in names.split()]
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names.split()}
 
 
 def seconds_in_loops(step):
-    "Seconds that a step spends in the compiled loops of a search."
+    "Seconds that a step spends in compiled loops."
     spent = 0.0
 
     def timed(loop):
@@ -43,8 +46,8 @@ def seconds_in_loops(step):
             return found
         return call
     with ExitStack() as stack:
-        for name in LOOPS:
-            stack.enter_context(patch.object(compiled_beam, name, timed(getattr(compiled_beam, name))))
+        for module, name in LOOPS:
+            stack.enter_context(patch.object(module, name, timed(getattr(module, name))))
         step()
     return spent
 
@@ -102,7 +105,7 @@ def phase_shares(subject, length, batch, ragged):
 
 def step_shares(subject, length, batch, ragged):
     """Seconds of a step, and the shares of its time by kind of operation; `rest`: everything else, such as compiled loops and calls;
-    `largest`: of the one operation that takes most, products aside; `loops`: of the compiled loops of a search, without profiling."""
+    `largest`: of the one operation that takes most, products aside; `loops`: of compiled loops, without profiling."""
     torch.set_num_threads(1)
     about = SUBJECTS[subject]
     make = partial(about.make, compiled=True) if subject == "beam_tree" else about.make

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from rvnnbook.core import Encoder, batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
+from rvnnbook.encoders import crvnn
 from rvnnbook.encoders.crvnn import (
     DECISIONS,
     CRvNN,
@@ -40,7 +41,7 @@ from rvnnbook.layers.cells import ACTIVATIONS, GRC
 from rvnnbook.layers.given_trees import compose_tree
 from rvnnbook.layers.masking import add_boundary_tokens, reverse_tokens
 from rvnnbook.layers.neighbors import RETRIEVERS, neighbor_weights, retrieve
-from rvnnbook.layers.neighbors_linear import DenseNeighbors, neighbor_retrievers
+from rvnnbook.layers.neighbors_linear import CompiledRetriever, DenseNeighbors, neighbor_retrievers
 from rvnnbook.show.trees import soft_round_drawing
 from tests.golden import SharedNorm
 from tests.helpers import randomize_norms
@@ -633,9 +634,34 @@ def test_a_round_by_hand_is_a_soft_round(window, dropout, activation, transition
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("modulation, dropout, activation, transition_dim", [
+    ("scores", 0.0, "gelu", 5), ("exponentials", 0.4, "gelu", 5), ("none", 0.0, "gelu_tanh", 0)])
+@quick
+@given(st.lists(st.integers(2, 7), min_size=1, max_size=4), seeds, st.booleans(), st.booleans())
+def test_a_compiled_round_is_a_soft_round(window, modulation, dropout, activation, transition_dim, sizes, seed, everywhere, sparse):
+    """Values, also of c, and gradients; the same if all positions are computed, since START, the last token and END exist wholly, so nothing
+    goes past them. Their existence and that of padding is constant; its gradient is not used and differs."""
+    encoder = make(seed, window=window, dropout=dropout, activation=activation, transition_dim=transition_dim, modulation=modulation,
+                   scorer_activation=activation, form="linear").train()
+    inputs, allowed, runs = round_of(encoder, sizes, seed, everywhere)
+    inputs[1].data[length_mask(torch.tensor(sizes) + 2, allowed.shape[1]) & ~allowed] = 1
+    found = []
+    for fast in (True, False):
+        torch.manual_seed(seed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(crvnn, "NEARLY_ALL", math.inf if sparse else 0)
+            out = compute_round(encoder, inputs, allowed, runs, fast)
+        at_states, at_exists, *slopes = slopes_of(out, [*inputs, *weights_of(encoder)])
+        found.append([*out, at_states, at_exists * allowed, *slopes])
+    assert found[0][0].grad_fn.name() == "ComposeRowsBackward"
+    close(*found, 1e-10)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_gradients_of_a_round_by_hand(window, everywhere):
-    encoder = make(0, window=window, hidden=4, transition_dim=2)
+@pytest.mark.parametrize("form", ["dense", "linear"])
+def test_gradients_of_a_round_by_hand(window, everywhere, form):
+    encoder = make(0, window=window, hidden=4, transition_dim=2, form=form)
     inputs, allowed, runs = round_of(encoder, [5, 3], 0, everywhere)
 
     def outputs(*tensors):                                         # the weights are those of the encoder, which change
@@ -643,8 +669,9 @@ def test_gradients_of_a_round_by_hand(window, everywhere):
     assert torch.autograd.gradcheck(outputs, [*inputs, *weights_of(encoder)])
 
 
-def test_outputs_without_gradients_count_as_zero():
-    encoder = make(0)
+@pytest.mark.parametrize("form", ["dense", "linear"])
+def test_outputs_without_gradients_count_as_zero(form):
+    encoder = make(0, form=form)
     inputs, *given = round_of(encoder, [5, 3], 0, False)
     for which in range(3):
         found = [slopes_of([compute_round(encoder, inputs, *given, fast)[which]], [*inputs, *weights_of(encoder)])
@@ -661,8 +688,9 @@ def gradients(encoder, *batches, seed=0):
     return [*(out.root for out in outs), *slopes_of([one for out in outs for one in (out.root, out.states, out.loss)], wanted)]
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpoint": True}, {"dropout": 0.3}, {"dropout": 0.3, "checkpoint": True}, {"root": "first"}],
-                         ids=str)
+@pytest.mark.parametrize("options", [
+    {}, {"checkpoint": True}, {"dropout": 0.3}, {"dropout": 0.3, "checkpoint": True}, {"root": "first"}, {"form": "linear"},
+    {"form": "linear", "checkpoint": True, "dropout": 0.3}, {"form": "linear", "modulation": "exponentials", "root": "first"}], ids=str)
 @pytest.mark.parametrize("most", [1, 20, 2 ** 14])
 @few
 @given(lengths, seeds, st.sampled_from([1.0, 5.0]))
@@ -677,20 +705,21 @@ def test_encoders_have_the_gradients_of_soft_rounds(options, most, sizes, seed, 
 
 
 @pytest.mark.parametrize("trained", ["scorer", "transition", "grc", "grc.w1.weight", "grc.norm.bias", "scorer.1.bias", "leaf", "start"])
-@pytest.mark.parametrize("again", [False, True])
-def test_frozen_parameters_get_no_gradients(trained, again):
-    encoder, (x, mask) = make(3, checkpoint=again), batch_of([6, 3], 0)
+@pytest.mark.parametrize("options", [{}, {"checkpoint": True}, {"form": "linear"}], ids=str)
+def test_frozen_parameters_get_no_gradients(trained, options):
+    encoder, (x, mask) = make(3, **options), batch_of([6, 3], 0)
     for name, one in encoder.named_parameters():
         one.requires_grad_(f"{name}.".startswith(f"{trained}."))
-    close(gradients(encoder, (x, mask)), gradients(plainly(encoder, checkpoint=again), (x, mask)))
+    close(gradients(encoder, (x, mask)), gradients(plainly(encoder, **options), (x, mask)))
     encoder(x, mask).root.square().sum().backward()                # no gradient in the token vectors
     assert all((one.grad is not None) == one.requires_grad for one in encoder.parameters())
 
 
-def test_several_backward_passes():
+@pytest.mark.parametrize("form", ["dense", "linear"])
+def test_several_backward_passes(form):
     "Each counts once: over the same graph, for some gradients only, after one that was not for weights, after one that failed."
-    encoder, (x, mask) = make(3), batch_of([6, 3], 0)
-    other, x = plainly(encoder), x.requires_grad_()
+    encoder, (x, mask) = make(3, form=form), batch_of([6, 3], 0)
+    other, x = plainly(encoder, form=form), x.requires_grad_()
     chosen = [[x], [*encoder.parameters()], [x], [encoder.grc.w1.weight], [encoder.scorer[0].weight, x]]
     names = {id(one): name for name, one in encoder.named_parameters()}
     outs = encoder(x, mask), other(x, mask)
@@ -702,13 +731,14 @@ def test_several_backward_passes():
     for wanted in chosen * 2:
         close(slopes(outs[0], encoder, wanted), slopes(outs[1], other, wanted))
 
-    calls, after = count(), rounds.CumulativeNeighbors.gradients
+    owner = rounds.CumulativeNeighbors if form == "dense" else CompiledRetriever
+    calls, after = count(), owner.gradients
 
     def fail(*given):
         assert next(calls) < 2
         return after(*given)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
-        patch.setattr(rounds.CumulativeNeighbors, "gradients", fail)
+        patch.setattr(owner, "gradients", fail)
         slopes(outs[0], encoder, [*encoder.parameters()])
     for _ in range(2):
         for one, module in zip(outs, (encoder, other)):
@@ -716,8 +746,9 @@ def test_several_backward_passes():
     close([one.grad for one in encoder.parameters()], [one.grad for one in other.parameters()])
 
 
-def test_changed_weights_and_second_derivatives_are_refused():
-    encoder, (x, mask) = make(0), batch_of([4, 2], 0)
+@pytest.mark.parametrize("form", ["dense", "linear"])
+def test_changed_weights_and_second_derivatives_are_refused(form):
+    encoder, (x, mask) = make(0, form=form), batch_of([4, 2], 0)
     out = encoder(x.requires_grad_(), mask).states.square().sum()
     with pytest.raises(RuntimeError, match="no second derivatives"):
         torch.autograd.grad(out, encoder.grc.w1.weight, create_graph=True)
@@ -728,8 +759,9 @@ def test_changed_weights_and_second_derivatives_are_refused():
         out.backward()
 
 
-def test_rounds_by_hand_without_gradients():
-    encoder, (x, mask) = make(0), batch_of([4, 2, 7], 0)
+@pytest.mark.parametrize("form", ["dense", "linear"])
+def test_rounds_by_hand_without_gradients(form):
+    encoder, (x, mask) = make(0, form=form), batch_of([4, 2, 7], 0)
     expected = encoder(x, mask)
     with torch.no_grad():
         found = encoder(x, mask)
@@ -747,8 +779,12 @@ def test_copies_have_rounds_by_hand(activation):
 
 
 def test_other_settings_have_soft_rounds():
-    for options in ({"retriever": "eq6"}, {"modulation": "none"}, {"modulation": "exponentials"}, {"cell": "lstm"}):
+    for options in ({"retriever": "eq6"}, {"cell": "lstm"}):
         assert not _has_fast_rounds(build(**options))
+    for options in ({"modulation": "none"}, {"modulation": "exponentials"}, {"form": "linear", "activation": "relu"}):
+        encoder = make(0, **options)
+        inputs, *given = round_of(encoder, [5, 3], 0, False)
+        assert compute_round(encoder, inputs, *given, fast=True)[0].grad_fn.name() != "SoftRoundBackward"
     assert not _has_fast_rounds(SharedNorm(DIM)) and _has_fast_rounds(build(form="linear", window=3, dropout=0.1))
     with torch.autocast("cpu", torch.bfloat16):
         assert not _has_fast_rounds(build())

@@ -6,7 +6,8 @@
 __all__ = ['BLOCK', 'COMPILED_DTYPES', 'LINEAR_RETRIEVERS', 'DENSE_MAX_LENGTH', 'DENSE_ANY_BATCH', 'CumulativeRetrieval',
            'LinearRetriever', 'CumulativeRetriever', 'decayed_sums', 'StickBreakingRetrieval', 'StickBreakingRetriever',
            'log_sums', 'ExpRetrieval', 'retrieve_exp', 'CumulativeNeighbors', 'NeighborWindow', 'NeighborPair',
-           'DenseNeighbors', 'CompiledRetrieval', 'CompiledRetriever', 'resolve_form', 'neighbor_retrievers']
+           'DenseNeighbors', 'CompiledRetrieval', 'CompiledRetriever', 'has_compiled_sums', 'resolve_form',
+           'neighbor_retrievers']
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #0789bed8
 from functools import cache
@@ -499,19 +500,14 @@ class CompiledRetrieval(torch.autograd.Function):
     def forward(ctx, exists: Tensor, values: Tensor, walk) -> Tensor:
         """`exists`: e, (B, N); `values`: v, (B, N, D); `walk`: a CompiledRetriever. Returns:
         (B, N, D)."""
-        from rvnnbook.layers.compiled_neighbors import Windows, retrieve_sums
         ctx.save_for_backward(exists, values)
         ctx.walk = walk
-        first, stop = walk.window
-        return retrieve_sums(exists, values, Windows(first, stop, walk.edge, walk.rest, walk.slope))
+        return walk.retrieve(exists, values)
 
     @staticmethod
     @first_derivative
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        from rvnnbook.layers.compiled_neighbors import Windows, retrieve_gradients
-        (exists, values), walk, (first, stop) = ctx.saved_tensors, ctx.walk, ctx.walk.takers
-        windows = Windows(first, stop, walk.edge, walk.rest, walk.slope)
-        return *retrieve_gradients(exists, values, grad, windows), None
+        return *ctx.walk.gradients(*ctx.saved_tensors, grad), None
 
 # %% ../../nbs/implementations/neighbors_linear.ipynb #c0de1b03
 COMPILED_DTYPES = torch.float32, torch.float64
@@ -524,6 +520,19 @@ class CompiledRetriever(CumulativeRetriever):
         "As in LinearRetriever; half precision is computed in single precision."
         dtype = values.dtype if values.dtype in COMPILED_DTYPES else torch.float32
         return super().__matmul__(values.to(dtype)).to(values.dtype)
+
+    def retrieve(self, exists: Tensor, values: Tensor) -> Tensor:
+        "Expected neighbors, (B, N, D). `exists`: e, (B, N); `values`: v, (B, N, D)."
+        from rvnnbook.layers.compiled_neighbors import Windows, retrieve_sums
+        return retrieve_sums(exists, values,
+                             Windows(*self.window, self.edge, self.rest, self.slope))
+
+    def gradients(self, exists: Tensor, values: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients in e, (B, N), and in v, (B, N, D). `exists`, `values`: as in `retrieve`;
+        `grad`: gradient at the expected neighbors, (B, N, D)."""
+        from rvnnbook.layers.compiled_neighbors import Windows, retrieve_gradients
+        return retrieve_gradients(exists, values, grad,
+                                  Windows(*self.takers, self.edge, self.rest, self.slope))
 
     def log_sums(self, logs: Tensor, first: Tensor, stop: Tensor) -> Tensor:
         "As the function log_sums, for windows of a retriever."
@@ -540,8 +549,11 @@ def _has_numba() -> bool:
     "Whether numba is installed."
     return find_spec("numba") is not None
 
-def _compiles(exists: Tensor, retriever: str) -> bool:
-    "Whether a CompiledRetriever can be used. `exists`: e, (B, N); `retriever`: its weights."
+def has_compiled_sums(
+    exists: Tensor,            # e, existence, (B, N)
+    retriever: str = "eq5",    # "eq5" or "eq6"
+) -> bool:
+    "Whether a CompiledRetriever can be used."
     return (retriever == "eq5" and exists.is_cpu and exists.dtype in COMPILED_DTYPES
             and not torch.compiler.is_compiling() and _has_numba())
 
@@ -552,7 +564,8 @@ def resolve_form(
 ) -> str:                      # "dense" or "linear"
     "The form that neighbors of such existence take."
     check_choice("form", form, ("auto", "dense", "linear"))
-    where = ("compiled" if _compiles(exists, retriever) else "cpu") if exists.is_cpu else "cuda"
+    where = ("cuda" if not exists.is_cpu else
+             "compiled" if has_compiled_sums(exists, retriever) else "cpu")
     (batch, length), longest, any_batch = (
         exists.shape, DENSE_MAX_LENGTH[where], DENSE_ANY_BATCH[where])
     large = batch * length * (length - any_batch) > longest * (longest - any_batch)
@@ -568,7 +581,7 @@ def neighbor_retrievers(
     check_choice("retriever", retriever, LINEAR_RETRIEVERS)
     sides = "left", "right"
     if resolve_form(exists, form, retriever) == "linear":
-        make = (CompiledRetriever if _compiles(exists, retriever)
+        make = (CompiledRetriever if has_compiled_sums(exists, retriever)
                 else LINEAR_RETRIEVERS[retriever])
         return NeighborPair(*(make(exists, side) for side in sides))
     if retriever == "eq5":
