@@ -14,6 +14,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from rvnnbook.core import Encoder, batch_gap, length_mask, padding_gap, simple_tree, tree_from_steps
 from rvnnbook.encoders import crvnn
@@ -776,6 +777,44 @@ def test_copies_have_rounds_by_hand(activation):
     for copied in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
         assert _has_fast_rounds(copied)
         close(gradients(copied, given), expected)
+
+
+@pytest.mark.parametrize("form", ["dense", "linear"])
+@pytest.mark.parametrize("part", ["grc.w1", "grc.norm", "scorer.0"])
+def test_weights_registered_in_another_order(form, part):
+    "After pruning has ended, a weight is the last parameter of its layer."
+    encoder, given = make(3, form=form), batch_of([6, 3], 0)
+    expected = gradients(plainly(encoder, form=form), given)
+    layer = encoder.get_submodule(part)
+    prune.remove(prune.identity(layer, "weight"), "weight")
+    assert [*dict(layer.named_parameters())] == ["bias", "weight"] and _has_fast_rounds(encoder)
+    in_order = {name: place for place, name in enumerate(dict(make(3, form=form).named_parameters()))}
+    found = gradients(encoder, given)
+    slopes = dict(zip((name for name, _ in encoder.named_parameters()), found[2:]))
+    close([*found[:2], *(slopes[name] for name in in_order)], expected)
+
+
+@pytest.mark.parametrize("form", ["dense", "linear"])
+def test_recomputed_rounds_have_the_weights_of_the_call(form):
+    "Under functional_call, also if the backward pass runs later."
+    encoder, (x, mask) = make(3, form=form), batch_of([6, 3], 0)
+    weights = {name: torch.randn_like(one).requires_grad_() for name, one in encoder.named_parameters()}
+    found = []
+    for again in (False, True):
+        encoder.checkpoint = again
+        out = torch.func.functional_call(encoder, weights, (x, mask))
+        found.append(slopes_of([out.root, out.loss], [*weights.values()]))
+    close(*found)
+
+
+@pytest.mark.parametrize("form", ["dense", "linear"])
+def test_activations_with_settings_of_their_own(form):
+    for activation in (partial(F.gelu), partial(F.relu, inplace=False)):
+        encoder, given = make(3, form=form), batch_of([6, 3], 0)
+        other = plainly(encoder, form=form)
+        for one in (encoder, other):
+            one.scorer.activation = one.grc.activation = activation
+        close(gradients(encoder, given), gradients(other, given))
 
 
 def test_other_settings_have_soft_rounds():

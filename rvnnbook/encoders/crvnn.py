@@ -154,21 +154,21 @@ def soft_round(
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c028
 NEARLY_ALL = .9                # share of the positions from which all are computed
 
-def _compiled_round(rounds, states, exists, allowed, arrived, cell, runs) -> tuple:
-    "As soft_round, in compiled loops. `rounds`: FastRounds; `cell`: a GRC with GELU."
-    from rvnnbook.layers.compiled_cell import ComposeRows, gelu_form
+def _compiled_round(rounds, states, exists, allowed, arrived, cell, form, runs) -> tuple:
+    "As soft_round, in compiled loops. `rounds`: FastRounds; `cell`: a GRC; `form`: its GELU."
+    from rvnnbook.layers.compiled_cell import ComposeRows
     sides, (senders, rows), keep = neighbor_retrievers(exists, "eq5", "linear"), runs, None
     computed = rows.count(states)
     if cell.dropout.training and cell.dropout.p:
         keep = cell.dropout(states.new_ones(computed, cell.w1.out_features))
-    elif computed > NEARLY_ALL * exists.numel():
+    elif computed > NEARLY_ALL * exists.numel():               # the others receive exactly 0
         senders = rows = PositionIndex()
     scores, near = WindowScores.apply(states, exists, arrived, (sides.left, sides.right), senders,
                                       rounds.window, rounds.activation, *rounds.scorer)
     composes = DECISIONS[rounds.modulation](scores * allowed, allowed, sides)
     arrived = retrieve_scalar(sides.left, composes)[..., None]
-    after = ComposeRows.apply(states, near, arrived, rows, keep, gelu_form(cell), cell.norm.eps,
-                              *cell.parameters())
+    after = ComposeRows.apply(states, near, arrived, rows, keep, form, cell.norm.eps,
+                              *rounds.composer)
     return after, exists * (1 - composes), arrived, composes
 
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c022
@@ -183,8 +183,9 @@ class FastRounds:
         self.scorer = *layer, score.weight, score.bias
         self.window, self.activation = encoder.scorer.window, encoder.scorer.activation
         self.form, self.modulation = encoder.form, encoder.modulation
-        weights = (*self.scorer, cell.w1.weight, cell.w1.bias, cell.w2.weight.roll(dim, 0),
-                   cell.w2.bias.roll(dim), cell.norm.weight, cell.norm.bias)
+        first, second, norm = ((part.weight, part.bias) for part in (cell.w1, cell.w2, cell.norm))
+        self.composer = *first, *second, *norm
+        weights = *self.scorer, *first, *(one.roll(dim, 0) for one in second), *norm
         self.tape = RoundTape(RoundWeights(*(one.detach() for one in weights)), self.window,
                               (self.activation, cell.activation), cell.norm.eps,
                               cell.dropout.p if cell.dropout.training else 0.0)
@@ -197,8 +198,10 @@ class FastRounds:
             if self.modulation == "scores":
                 return SoftRound.apply(states, exists, arrived, self.token, allowed, runs,
                                        self.tape)
-        elif cell.activation is not F.relu and has_compiled_sums(exists):
-            return _compiled_round(self, states, exists, allowed, arrived, cell, runs)
+        elif has_compiled_sums(exists):
+            from rvnnbook.layers.compiled_cell import gelu_form
+            if (form := gelu_form(cell)) is not None:
+                return _compiled_round(self, states, exists, allowed, arrived, cell, form, runs)
         return soft_round(states, exists, allowed, arrived, decide, cell, runs)
 
 # %% ../../nbs/implementations/crvnn.ipynb #e1a7c023

@@ -88,7 +88,7 @@ def mix_forward(below: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor,
 def mix_gradients(grad: Tensor, below: Tensor, w1: Tensor, w2: Tensor, keep: Tensor | None,
                   middle: Tensor, parts: Tensor, approximate: str, wanted) -> tuple:
     """Gradients of mix_formula. `grad`: g, (M, D); `middle`, `parts`: from mix_forward; `wanted`:
-    which gradients of weights, 4 bools. Returns: at the children, (M, 2 D), w1, b1, w2 and b2."""
+    which gradients of weights. Returns: at the children, (M, 2 D), w1, b1, w2 and b2."""
     at_parts, at_below = torch.empty_like(parts), torch.empty_like(below)
     gated_gradients(parts.numpy(), below.numpy(), grad.contiguous().numpy(), at_parts.numpy(),
                     at_below.numpy())
@@ -136,9 +136,9 @@ def _is_plain(layer: nn.Module, dtype: torch.dtype) -> bool:
 
 def gelu_form(cell) -> str | None:
     "The form of GELU that a cell has, `none` or `tanh`; None: another activation."
-    if cell.activation is F.gelu:
-        return "none"
-    return getattr(cell.activation, "keywords", {}).get("approximate")
+    if getattr(cell.activation, "func", cell.activation) is not F.gelu:
+        return None
+    return getattr(cell.activation, "keywords", {}).get("approximate", "none")
 
 def has_compiled_form(
     cell,                  # a GRC
@@ -183,15 +183,16 @@ class ComposeRows(torch.autograd.Function):
         mixed, *made = mix_forward(below, w1, b1, w2, b2, keep, approximate)
         parents, *moments = torch.native_layer_norm(mixed, scale.shape, scale, shift, eps)
         after = torch.lerp(below[:, len(scale):], parents, rows.gather(share).view(-1, 1))
-        ctx.save_for_backward(states, near, share, keep, *weights, mixed, *made, *moments)
+        ctx.save_for_backward(states, near, share, keep, w1, w2, scale, shift, mixed, *made,
+                              *moments)
         ctx.rows, ctx.approximate, ctx.eps = rows, approximate, eps
         return rows.scatter(states, after).view_as(states)
 
     @staticmethod
     @first_derivative
     def backward(ctx, grad: Tensor) -> tuple:
-        (states, near, share, keep, w1, _, w2, _, scale, shift, mixed, middle, parts,
-         mean, rate) = ctx.saved_tensors
+        (states, near, share, keep, w1, w2, scale, shift, mixed, middle, parts, mean,
+         rate) = ctx.saved_tensors
         rows, wanted, dim = ctx.rows, ctx.needs_input_grad[7:], len(scale)
         own, part = rows.gather(grad).flatten(0, -2), rows.gather(share).view(-1, 1)
         below = rows.join([near, states])

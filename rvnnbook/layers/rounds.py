@@ -50,7 +50,7 @@ class PositionIndex(NamedTuple):
         "These rows at the positions, and zero at all others; without `places` the rows as given."
         return (rows if self.places is None
                 else rows.new_zeros(like[..., 0].numel(), rows.shape[1]).index_add_(
-                    0, self.places, rows.contiguous()).view(*like.shape[:2], -1))
+                    0, self.places, rows.contiguous()).view(*like.shape[:2], rows.shape[1]))
 
 # %% ../../nbs/implementations/rounds.ipynb #5c1f0a9e
 def runs_of(
@@ -148,7 +148,7 @@ class RoundTape:
 
 # %% ../../nbs/implementations/rounds.ipynb #e1a7c007
 class WeightToken(torch.autograd.Function):
-    "An input of every round; the backward pass reaches it after all rounds."
+    "An input of every SoftRound; the backward pass reaches it after all of them."
     @staticmethod
     def forward(ctx, tape: RoundTape, *weights: Tensor) -> Tensor:
         "`tape`: of the rounds; `weights`: as in RoundWeights. Returns: zero."
@@ -171,9 +171,9 @@ def _through_activation(activation, grad: Tensor, before: Tensor) -> Tensor:
     `activation`: one of ACTIVATIONS; `grad`: gradient after it; is overwritten; `before`: its
     input, any shape.
     """
-    if activation is F.relu:
+    if getattr(activation, "func", activation) is F.relu:
         return torch.ops.aten.threshold_backward.grad_input(grad, before, 0, grad_input=grad)
-    form = activation.keywords["approximate"] if isinstance(activation, partial) else "none"
+    form = getattr(activation, "keywords", {}).get("approximate", "none")
     return torch.ops.aten.gelu_backward.grad_input(
         grad, before, approximate=form, grad_input=grad)
 
@@ -412,15 +412,15 @@ class WindowScores(torch.autograd.Function):
         exists, arrived, layer, score, before, *kept = ctx.saved_tensors
         rows, window, wanted = ctx.rows, ctx.window, ctx.needs_input_grad[7:]
         sources, far = (kept[:window], kept[window:]), []
-        for walk, values in zip(ctx.sides, sources):
+        for walk, values in zip(ctx.sides, sources) if wanted[0] else ():
             far.append([*values, walk.retrieve(exists, values[-1])])
         at_rows, units = rows.gather(at_scores[..., None]).reshape(-1, 1), ctx.activation(before)
         at_score = linear_gradients(at_rows, units, wanted[2:])
         at_before = _through_activation(ctx.activation, at_rows * score, before)
         at_layer = [at_before.mT @ rows.gather(part).flatten(0, -2)
                     for part in ([*far[0][:0:-1], *far[1], arrived] if wanted[0] else [])]
-        *at_windows, at_arrived = (rows.spread(at_before @ weight, arrived).view(*exists.shape, -1)
-                                   for weight in _columns(layer, kept[0]))
+        *at_windows, at_arrived = (rows.spread(at_before @ weight, arrived).view(
+            *exists.shape, weight.shape[1]) for weight in _columns(layer, kept[0]))
         at_windows[window - 1] += at_near
         return (*_retrieval_gradients(ctx.sides, exists, sources, at_windows), at_arrived,
                 *4 * [None], torch.cat(at_layer, 1) if at_layer else None,
