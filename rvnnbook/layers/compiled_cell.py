@@ -72,11 +72,14 @@ def _scaled(hidden: Tensor, keep: Tensor | None) -> Tensor:
     "Hidden units times the mask of dropout, in place. `hidden`: (M, H); `keep`: (M, H) or None."
     return hidden if keep is None else hidden.mul_(keep)
 
-def mix_forward(below: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor,
-                keep: Tensor | None, approximate: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The result of mix_formula, with gates in compiled loops; arguments as there.
-
-    Returns: m, (M, D); hidden units before the activation, (M, H); gates and content, (M, 4 D)."""
+def mix_forward(
+    below: Tensor,         # children [l; r], (M, 2 D)
+    w1: Tensor, b1: Tensor,    # first layer, (H, 2 D) and (H,)
+    w2: Tensor, b2: Tensor,    # second layer, (4 D, H) and (4 D,)
+    keep: Tensor | None,       # mask of dropout for the hidden units, (M, H), or None
+    approximate: str,          # form of GELU, "none" or "tanh"
+) -> tuple[Tensor, Tensor, Tensor]:    # m (M, D); hidden units before GELU (M, H); parts (M, 4 D)
+    "The result of mix_formula, with gates in compiled loops; parts: gates and content."
     middle = torch.addmm(b1, below, w1.mT)
     hidden = _scaled(F.gelu(middle, approximate=approximate), keep)
     parts, dim = torch.addmm(b2, hidden, w2.mT), len(b2) // 4
@@ -85,10 +88,19 @@ def mix_forward(below: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor,
     gated_sums(parts.numpy(), below.detach().numpy(), mixed.numpy())
     return mixed, middle, parts
 
-def mix_gradients(grad: Tensor, below: Tensor, w1: Tensor, w2: Tensor, keep: Tensor | None,
-                  middle: Tensor, parts: Tensor, approximate: str, wanted) -> tuple:
-    """Gradients of mix_formula. `grad`: g, (M, D); `middle`, `parts`: from mix_forward; `wanted`:
-    which gradients of weights. Returns: at the children, (M, 2 D), w1, b1, w2 and b2."""
+# %% ../../nbs/implementations/compiled_cell.ipynb #cce11a52
+def mix_gradients(
+    grad: Tensor,          # g, gradient at m, (M, D)
+    below: Tensor,         # children [l; r], (M, 2 D)
+    w1: Tensor,            # weight of the first layer, (H, 2 D)
+    w2: Tensor,            # weight of the second layer, (4 D, H)
+    keep: Tensor | None,   # mask of dropout, (M, H), or None
+    middle: Tensor,        # hidden units before GELU, from mix_forward, (M, H)
+    parts: Tensor,         # gates and content, from mix_forward, (M, 4 D)
+    approximate: str,      # form of GELU, "none" or "tanh"
+    wanted,                # which gradients of w1, b1, w2 and b2; more are not read
+) -> tuple:                # at the children, (M, 2 D), w1, b1, w2 and b2
+    "Gradients of mix_formula, those of the gates in compiled loops."
     at_parts, at_below = torch.empty_like(parts), torch.empty_like(below)
     gated_gradients(parts.numpy(), below.numpy(), grad.contiguous().numpy(), at_parts.numpy(),
                     at_below.numpy())
@@ -134,8 +146,10 @@ def _is_plain(layer: nn.Module, dtype: torch.dtype) -> bool:
             and all(type(one) in (Tensor, nn.Parameter) and one.dtype == dtype
                     for one in (layer.weight, layer.bias)))
 
-def gelu_form(cell) -> str | None:
-    "The form of GELU that a cell has, `none` or `tanh`; None: another activation."
+def gelu_form(
+    cell,                  # a GRC
+) -> str | None:           # "none" or "tanh"; None: another activation
+    "The form of GELU that a cell has."
     if getattr(cell.activation, "func", cell.activation) is not F.gelu:
         return None
     return getattr(cell.activation, "keywords", {}).get("approximate", "none")
