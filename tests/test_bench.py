@@ -678,8 +678,10 @@ def test_a_gap_that_is_no_number_is_not_recorded(clone, monkeypatch):
 
 def test_the_table_divides_what_stands_in_it():
     lines = bench_lines(made(literal=(1.0, 8.0), library=(1.0, 2.0), products=(0.5, 0.25)))
-    assert [len(line) for line in lines] == [13] * 8 and [line[0] for line in lines[2:]] == ["n = 100, batch 1", "", "", "n = 400, batch 1", "", ""]
-    assert lines[6] == ["", "library", "2", "2", "2", "–", "20", "0.25", "0.25", "8", "–", "–", "–"]
+    assert [len(line) for line in lines] == [12] * 8 and [line[0] for line in lines[2:]] == ["n = 100, batch 1", "", "", "n = 400, batch 1", "", ""]
+    assert lines[6] == ["", "library", "2", "2", "2", "–", "20", "0.25", "0.25", "8", "–", "–"]
+    counted = bench_lines({name: line | {"rounds": 2.5} for name, line in made(library=(1.0, 2.0)).items()})
+    assert [line[10] for line in counted] == ["rounds", "mean", "2.5", "2.5"], "a column where something was counted"
     assert bench_lines(made(literal=(150.0, 1234.0)))[3][:7] == ["n = 400, batch 1", "literal", "1234", "1234", "1234", "–", "12340"]
     alone = bench_lines({name: line for name, line in made(library=(1.0, 2.0)).items()})
     assert alone[3][7:10] == ["–"] * 3                                   # no ratio to what was not measured

@@ -62,11 +62,12 @@ def shown(number: float | None, digits: str = ".3g") -> str:       # format of n
 def bench_lines(metrics: dict[str, dict]) -> list[list[str]]:      # of `bench`, or its record
     "Time and memory of every form, beside the literal form and the products; two lines of heads."
     known = {subject.counts for subject in SUBJECTS.values()}
-    counts = next((name for line in metrics.values() for name in line if name in known), "counts")
+    counts = next((name for line in metrics.values() for name in line if name in known), None)
+    counted = [counts] * (counts is not None)      # a column, if something was counted
     lines = [["", "", "time", "fastest", "slowest", "later step", "memory", "time", "memory",
-              "time", counts, "gap", "gap"],
+              "time", *counted, "gap", "gap"],
              ["", "", "s, median", "s", "s", "s", "MB", "÷ literal", "÷ literal", "÷ products",
-              "mean", "of the root", "of the gradient"]]
+              *["mean" for _ in counted], "of the root", "of the gradient"]]
     for case, form in product(cases(metrics), forms_of(metrics)):
         if (line := metrics.get(f"{case}, {form}")) is None:
             continue
@@ -76,7 +77,7 @@ def bench_lines(metrics: dict[str, dict]) -> list[list[str]]:      # of `bench`,
         lines.append([
             "" if case in [row[0] for row in lines] else case, form,
             shown(line["seconds"]) if "seconds" in line else describe_measurement(line),
-            *map(shown, cells), shown(line.get(counts), ".1f"),
+            *map(shown, cells), *(shown(line.get(name), ".1f") for name in counted),
             *(shown(line.get(f"{name}_gap"), ".0e") for name in ("root", "gradient"))])
     return lines
 
