@@ -117,7 +117,7 @@ def paper_note(table: PaperTable) -> str:      # of a paper
     "Where the numbers of a paper's table come from, in sentences."
     how = f"{table.statistic} of {table.runs} runs" if table.statistic else "single numbers"
     return (f"Paper: {table.paper['title']} ({table.paper['where']}), {table.location}; {how}. "
-            f"Ours: {table.statistic or 'mean'} over seeds. Behind ±: one standard deviation.")
+            f"Ours: {table.statistic or 'mean'} over seeds. After ±: one standard deviation.")
 
 def table_notes(compared: Comparison) -> list[str]:            # sentences
     "What a reader has to know about the numbers."
