@@ -352,6 +352,20 @@ def test_trace():
         tree_from_steps(row[:n])
 
 
+@pytest.mark.parametrize("where", ["first", "all but the last", "cell", "query", "key", "beta"])
+def test_nan_reaches_the_root(where):
+    memory, (x, mask) = make(slots=4), rows([6, 3])
+    if where in ("first", "all but the last"):
+        x[0, :1 if where == "first" else 5] = torch.nan
+    else:
+        with torch.no_grad():
+            next(weight for name, weight in memory.named_parameters() if name.startswith(where) and weight.dim() == 2)[0] = torch.nan
+    root = memory(x.requires_grad_(), mask).root
+    grad, = torch.autograd.grad(root.sum(), x)
+    assert root[0].isnan().all() and grad[0, :6].isnan().any()
+    assert where not in ("first", "all but the last") or root[1].isfinite().all(), "only in its own sentence"
+
+
 def test_more_slots_with_the_same_weights():
     few_slots, many = make(slots=3), make(slots=8, seed=1)
     many.load_state_dict(few_slots.state_dict())

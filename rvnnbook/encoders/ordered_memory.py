@@ -79,7 +79,8 @@ def _slot_plan(above: Tensor) -> SlotPlan:
     """
     if above.device.type != "cpu":                             # counts would have to be waited for
         return SlotPlan([above.shape[1]] * len(above), None, None)
-    depth, order = (above > 0).sum(0).sort(descending=True, stable=True)
+    used = len(above) - (above <= 0).sum(0)                    # NaN counts, so that it shows
+    depth, order = used.sort(descending=True, stable=True)
     needed = depth >= torch.arange(len(above), 0, -1)[:, None]
     counts = needed.sum(1).tolist()
     if counts[0] == len(order):
