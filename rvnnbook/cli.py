@@ -48,7 +48,8 @@ def _sweep(options):
         then = "start over" if plan.scratch else "resume"
         raise StatusError(f"stopped; run the same command again to {then}", STOPPED)
     if failed:
-        raise StatusError(f"{failed} of {len(states)} runs failed; the others are finished")
+        rest = "; the others are finished" if failed < len(states) else ""
+        raise StatusError(f"{failed} of {len(states)} runs failed{rest}")
     return "all runs are finished"
 
 # %% ../nbs/workshop/cli.ipynb #178286e8

@@ -407,7 +407,7 @@ def test_a_sweep_tries_again_gives_up_and_goes_on(clone):
     logs = "".join(path.read_text() for path in (clone / "runs/sweeps/some").glob("*.txt"))
     assert logs.count("Traceback") == 5 and logs.count("rvnnbook: ") == 7
     shown = sweep(clone, file, "--status")[1]
-    assert shown.endswith("3 finished, 4 to do\n") and "cell 3 raised ZeroDivisionError: division by zero" in shown and "died of signal 9" in shown
+    assert shown.endswith("3 finished, 2 failed, 1 refused, 1 stopped\n") and "cell 3 raised ZeroDivisionError: division by zero" in shown and "died of signal 9" in shown
     assert len(results(clone)) == 3 and {"value": value(1), "count": 1} in [found["count"] for found in results(clone).values()]
     code, out, _ = sweep(clone, file)                    # what was stopped goes on, and what failed is tried again
     assert code == 1 and attempts(clone) == [1, 1, 2, 2, 3, 6, 6] and len(results(clone)) == 4
@@ -440,7 +440,7 @@ def test_two_sweeps_and_a_limit(clone):
     until(lambda: steps_done(clone) > 20)
     code, _, said = sweep(clone, file)
     assert code == 75 and f"this sweep is locked by process {process.pid} (" in said and said.count("\n") == 1
-    assert "begun" in sweep(clone, file, "--status")[1]
+    assert "running" in sweep(clone, file, "--status")[1]
     process.terminate()
     out, said = process.communicate(timeout=60)
     assert process.returncode == 75 and said == "rvnnbook: stopped; run the same command again to resume\n" and results(clone) == {}
@@ -463,10 +463,10 @@ def test_a_run_that_was_killed_with_its_sweep_goes_on(clone):
     file = write(clone, grid={"seed": [0, 1]}, parameters={"steps": 900}, workers=2)
     process = start(clone, file)
     until(lambda: steps_done(clone) > 20)
-    assert "2 begun" in sweep(clone, file, "--status")[1]
+    assert "2 running" in sweep(clone, file, "--status")[1]
     process.kill()
     process.communicate()
-    assert "2 begun" in sweep(clone, file, "--status")[1]             # they go on without it
+    assert "2 running" in sweep(clone, file, "--status")[1]             # they go on without it
     for process in left_over(clone):
         os.kill(process, signal.SIGKILL)
     until(lambda: "2 to do" in sweep(clone, file, "--status")[1])
@@ -495,6 +495,16 @@ def test_smoke_stays_below_build_and_progress_off_a_terminal_is_silent(clone):
     code, out, _ = sweep(clone, file)
     assert code == 0 and out.endswith("all runs are finished\n")
     assert all(name.startswith("build/") for name in set(files(clone)) - set(before))
+    assert sweep(clone, file, "--status")[1].endswith("2 finished\n")
+    write(clone, profile="smoke", parameters={"trouble": "raise"})     # smoke runs leave no record and hold no lock
+    assert sweep(clone, file)[2] == "rvnnbook: 1 of 1 runs failed\n"
+    assert "cell 3 raised" in (shown := sweep(clone, file, "--status")[1]) and shown.endswith("1 failed\n")
+    write(clone, profile="smoke", parameters={"steps": 900})
+    process = start(clone, file)
+    until(lambda: "1 running" in sweep(clone, file, "--status")[1])
+    process.terminate()
+    process.communicate(timeout=60)
+    assert sweep(clone, file, "--status")[1].endswith("1 stopped\n")
 
 
 def test_progress_on_a_terminal_is_one_line(clone):

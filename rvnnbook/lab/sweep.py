@@ -9,6 +9,7 @@ __all__ = ['KILL_AFTER', 'ENGINES', 'read_sweep_text', 'SweepSettings', 'rows', 
 
 # %% ../../nbs/workshop/sweep.ipynb #2ee0aad4
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -172,7 +173,7 @@ def command_of(plan: SweepPlan, task: SweepTask) -> list[str]:     # task: one o
 # %% ../../nbs/workshop/sweep.ipynb #77135789
 class State(NamedTuple):
     "The state of one run."
-    word: str                # finished, refused, stopped, failed, begun or to do
+    word: str                # finished, refused, stopped, failed, running or to do
     message: str = ""        # why it is not finished: the last error or line in its log
 
 KILL_AFTER = 90.0            # seconds that a run has for its last checkpoint
@@ -185,23 +186,29 @@ def last_line(printed: bytes) -> str:      # by a run
 
 def attempt_run(order: Order) -> State:    # what to start, and how
     "Make a run: wait while another process makes it, and try again if it fails."
-    failures, state = 0, State("stopped", "not begun")
+    failures, waits, state = 0, 0, State("stopped", "not begun")
     while not order.stop.exists():
         state = make_run(order)
         locked = "this run is locked by process" in state.message
-        failures += not locked
+        failures, waits = failures + (not locked), waits + locked
         if not locked and (state.word != "failed" or failures >= order.retries):
             return state
-        pause = 1 if locked else min(3600, order.backoff * 2 ** min(failures - 1, 30))
+        pause = min(60, waits) if locked else min(
+            3600, order.backoff * 2 ** min(failures - 1, 30))
         end = time.monotonic() + pause
         while time.monotonic() < end and not order.stop.exists():
             time.sleep(0.1)
     return state
 
 # %% ../../nbs/workshop/sweep.ipynb #77135780
+def _state_file(log):
+    "How the last attempt of a run ended, beside its log; none while it runs."
+    return log.with_suffix(".json")
+
 def make_run(order: Order) -> State:       # what to start, and how
     "Start a run and wait for its end; stop it if the sweep is stopped."
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **order.environment}
+    _state_file(order.log).unlink(missing_ok=True)
     with open(order.log, "ab", buffering=0) as log:
         start = log.tell()
         child = subprocess.Popen(order.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -226,20 +233,31 @@ def make_run(order: Order) -> State:       # what to start, and how
     if code < 0 and stopped:       # before it could handle signals, or too late
         code = STOPPED
     word = {FINISHED: "finished", REFUSED: "refused", STOPPED: "stopped"}.get(code, "failed")
-    return State(word, "" if word == "finished" else reason)
+    state = State(word, "" if word == "finished" else reason)
+    with suppress(OSError):
+        _state_file(order.log).write_text(json.dumps(state))
+    return state
 
 # %% ../../nbs/workshop/sweep.ipynb #04cb6d1e
 def poll_states(plan: SweepPlan) -> dict[str, State]:      # by key
-    "The state of every run of a plan, by records, locks and logs."
+    "The state of every run of a plan, by records, locks and what the last attempt left."
     done = recorded_runs(plan.experiment, vars(plan.tasks[0].run))
+    swept = holder(plan.folder / "lock") is not None
     def state(task):
-        if task.key in done:
-            return State("finished")
-        lock = run_path(plan.experiment, task.run).with_suffix(".lock")
-        log = plan.folder / f"{task.key}.txt"
+        log, lock = plan.folder / f"{task.key}.txt", run_path(plan.experiment, task.run)
         last = last_line(log.read_bytes() if log.exists() else b"")
-        last = "made before, without a record" if last.split(":")[0] == "done" else last
-        return State("to do" if holder(lock) is None else "begun", last)
+        try:
+            left = State(*json.loads(_state_file(log).read_text()))
+        except (OSError, ValueError, TypeError):
+            left = None
+        if task.key in done or (plan.scratch and left and left.word == "finished"):
+            return State("finished")
+        if holder(lock.with_suffix(".lock")) is not None or (
+                plan.scratch and swept and log.exists() and not left):     # smoke runs hold no lock
+            return State("running", last)
+        if left and left.word != "finished":
+            return left
+        return State("to do", "made before, without a record" if left else last)
     return {task.key: state(task) for task in plan.tasks}
 
 # %% ../../nbs/workshop/sweep.ipynb #8f2da470
