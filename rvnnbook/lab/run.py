@@ -61,7 +61,7 @@ def holder(path: Path) -> int | None:      # None: it is free
 
 # %% ../../nbs/workshop/run.ipynb #279a4f85
 # the state of the run in this process
-_current = SimpleNamespace(locks=None, signals=[], keeps=True)
+_current = SimpleNamespace(locks=None, signals=[], keeps=True, expired=False)
 
 def run_path(source: Path, run: SimpleNamespace) -> Path:      # a notebook, its checked parameters
     "The file name of the executed copy."
@@ -187,21 +187,25 @@ def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ig
             raise KeyboardInterrupt
         if _current.signals[-1][1] > _current.signals[0][1] + .5:
             os._exit(STOPPED)
-    timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), os.kill,
-                            (os.getpid(), signal.SIGTERM))
+    def expire():
+        _current.expired = True
+        os.kill(os.getpid(), signal.SIGTERM)
+    timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), expire)
     timer.daemon = True
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)        # Ray's workers block SIGINT
     with ExitStack() as stack:
         stack.callback(_current.signals.clear)
         stack.enter_context(handle_signals(handle, signal.SIG_IGN if last else None))
         stack.callback(timer.cancel)
+        _current.expired = False
         try:
             timer.start()
             yield
         except BaseException:
             if not _current.signals:
                 raise
-            name = signal.Signals(_current.signals[0][0]).name
+            name = (f"limit of {limit:g} s" if _current.expired else
+                    signal.Signals(_current.signals[0][0]).name)
             then = "resume" if _current.keeps else "start over"      # a smoke run has no checkpoint
             raise StatusError(f"{name}: stopped; run the same command again to {then}",
                               STOPPED) from None

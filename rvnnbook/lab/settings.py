@@ -9,6 +9,7 @@ __all__ = ['ParameterError', 'unknown_name', 'check_model', 'parse_value', 'stri
 # %% ../../nbs/workshop/settings.ipynb #5e771404
 import ast
 import json
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,10 +90,11 @@ def open_notebook(source: Path) -> dict:    # an experiment notebook -> as JSON 
         notebook["cells"]
         return notebook
     except FileNotFoundError:
-        found = sorted(Path().glob(f"nbs/**/{Path(source).stem}.ipynb"))
-        hint = f". Did you mean {found[0]}?" if found else ""
+        known = {path.stem: path for path in sorted(Path().glob("nbs/experiments/*.ipynb"))}
+        close = get_close_matches(Path(source).stem, known, 1)
+        hint = f". Did you mean {known[close[0]]}?" if close else ""
         raise ParameterError(f"there is no notebook {source}{hint}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, IsADirectoryError):
         raise ParameterError(f"{source} is not a notebook") from None
 
 def parameter_cells(notebook: dict) -> tuple[str, str]:      # as JSON data
