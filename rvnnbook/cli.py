@@ -141,10 +141,13 @@ def _predict(options):
     if name != "-" and not Path(name).is_file():
         raise ValueError(f"there is no file {name!r}")
     with open(0 if name == "-" else name, encoding="utf-8-sig") as file:
+        place = "standard input" if name == "-" else name
         try:
             yield from prediction_lines(model, file, options.trees)
+        except UnicodeDecodeError:
+            raise ValueError(f"{place} is not text in UTF-8") from None
         except ValueError as error:
-            raise ValueError(re.sub(r"^sentence (\d+)", lambda match: f"{name}, line "
+            raise ValueError(re.sub(r"^sentence (\d+)", lambda match: f"{place}, line "
                                     f"{int(match[1]) + 1}", str(error))) from None
 
 # %% ../nbs/workshop/cli.ipynb #eae14825

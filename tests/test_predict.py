@@ -334,6 +334,12 @@ def test_the_command_labels_lines(tmp_path, capsys):
     assert capsys.readouterr().err == f"rvnnbook: {path}, line 2: the expression is empty\n"
     assert main(["predict", "ebt_grc", "listops", "--trees", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == f"rvnnbook: there is no file {str(tmp_path / 'none')!r}\n"
+    path.write_bytes(b"[MAX 2 \xff ]\n")
+    assert main(["predict", "ebt_grc", "listops", str(path)]) == 2
+    assert capsys.readouterr().err == f"rvnnbook: {path} is not text in UTF-8\n"
+    done = subprocess.run([sys.executable, "-m", "rvnnbook", "predict", "crvnn", "listops", "-"], input="[MAX 2 9 ]\n7\n8 8", text=True,
+                          capture_output=True)
+    assert done.stderr == "rvnnbook: standard input, line 3: token 1, 8, stands after the end of the expression\n", done.stderr
     done = subprocess.run([sys.executable, "-m", "rvnnbook", "predict", "crvnn", "listops", "-"], input="[MAX 2 9 ]\n7", text=True,
                           capture_output=True)
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["9", "7"], done.stderr
