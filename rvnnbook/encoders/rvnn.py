@@ -20,8 +20,8 @@ class RvNN(Encoder):
         self,
         dim: int,                      # D, width of token vectors and of the root
         cell: str = "grc",             # "grc", or "lstm" for the Tree-LSTM cell
-        hidden: int | None = None,     # width of the GRC's hidden layer; 4 D if not given
-        activation: str = "gelu",      # of the GRC: "gelu", "gelu_tanh" or "relu"
+        hidden: int | None = None,     # of the GRC only: width of its hidden layer; 4 D if not given
+        activation: str = "gelu",      # of the GRC only: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     ):
         super().__init__()

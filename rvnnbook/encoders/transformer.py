@@ -151,7 +151,7 @@ class Transformer(Encoder):
         dropout: float = 0.0,              # dropout of what is added to the states, in [0, 1)
         position: str = "xpos",            # "xpos", "rotary" or "none"
         shared: bool = False,              # True: one layer for all steps (Dehghani et al. 2019)
-        test_layers: int | None = None,    # T in eval mode, if shared; `layers` if not given
+        test_layers: int | None = None,    # with shared layers only: T in evaluation; else `layers`
     ):
         super().__init__()
         check_counts(layers=layers, test_layers=test_layers, hidden=hidden)
