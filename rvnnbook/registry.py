@@ -222,6 +222,7 @@ def create_encoder(
             encoder.load_state_dict({key.removeprefix("encoder."): tensor for key, tensor
                                      in tensors.items() if key.startswith("encoder.")})
     except RuntimeError:
-        raise ValueError(f"the weights {weights!r} do not fit {options}; "
+        other = {option: value for option, value in options.items() if made.get(option) != value}
+        raise ValueError(f"the weights {weights!r} do not fit {other}; "
                          f"they were made with {made}") from None
     return encoder

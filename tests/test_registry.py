@@ -380,7 +380,7 @@ def test_weights(path):
     for key, tensor in encoder.state_dict().items():
         assert torch.equal(tensor, tensors[f"encoder.{key}"])
     assert about["encoder"] == name and about["run"] in [record["id"] for record in read_records()]
-    assert "they were made with" in refused(name, weights=task, dim=encoder.dim + 2)
+    assert f"do not fit {{'dim': {encoder.dim + 2}}}; they were made with" in refused(name, weights=task, dim=encoder.dim + 2)
     assert f"no weights 'nothing' for encoder '{name}'" in refused(name, weights="nothing")
 
 
