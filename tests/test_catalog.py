@@ -807,7 +807,7 @@ def test_the_official_test_of_listops(shared, server, data, capsys):
 @pytest.mark.parametrize("words, status, said", [
     (["get", "nothing_like_it"], 2, "no data set 'nothing_like_it'; the nearest name"), (["verify", "ssst"], 2, "'sst'"), (["add", "ssst", "x"], 2, "'sst'"),
     (["get", "lra"], 2, "cannot be downloaded from here. One archive"), (["get", "imdb"], 2, "Made, not published"),
-    (["add", "sst", "nowhere"], 2, "nowhere: no such file"), (["add", "listops", "nowhere"], 2, "nowhere"), (["add", "lra", "."], 2, "--unverified"),
+    (["add", "sst", "nowhere"], 2, "nowhere: no such file"), (["add", "listops", "nowhere"], 2, "nowhere: no such file or folder"), (["add", "lra", "."], 2, "--unverified"),
     (["add", "sst", "tests/test_catalog.py"], 1, "no file of sst"), (["verify", "sst"], 1, "sst: not installed"),
     (["add", "sst", ".", "--unverified"], 2, "leave --unverified out"), (["add", "listops", "tests/test_catalog.py"], 2, "test_catalog.py:1:"),
 ])

@@ -512,10 +512,10 @@ def add(
     name = dataset.name
     if unverified and dataset.files:
         raise ValueError(f"the checksums of {name} are known: leave --unverified out")
-    if name == "listops" and not path.is_dir():
-        return [install_official_test(path)]
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
+    if name == "listops" and not path.is_dir():
+        return [install_official_test(path)]
     if unverified:
         return add_unverified(dataset, path)
     if not dataset.files:
