@@ -122,6 +122,8 @@ def test_every_parameter_is_listed_with_its_values_and_its_meaning(name):
     assert all(meaning.startswith("    ") and len(meaning) > 7 and "#" not in meaning for meaning in meanings)
     for name in run:
         assert f"cpu {run[name]!r}" in heads[name] or heads[name] == f"{name} = {run[name]!r}"
+    name, rule = ("seed", "(from 0, below 2147483648)") if "seed" in run else ("threads", "(from 1, below 257)")
+    assert meanings[[*heads].index(name)].endswith(rule)
 
 
 def test_parameters_are_listed_and_a_bare_name_is_understood():

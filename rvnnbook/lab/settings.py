@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ParameterError', 'unknown_name', 'check_model', 'parse_value', 'strict', 'open_notebook', 'parameter_cells',
-           'check_parameters']
+           'check_parameters', 'allowed_values']
 
 # %% ../../nbs/workshop/settings.ipynb #5e771404
 import ast
@@ -79,7 +79,7 @@ def strict(
         types |= {name: (types[name][0] | None, None) for name in allowed}
     model = create_model("Parameters", __config__=ConfigDict(strict=True, extra="forbid"), **types)
     checked = check_model(model, given, "parameter")
-    names["_checked"] = True
+    names["_checked"] = rules
     return SimpleNamespace(**checked)
 
 # %% ../../nbs/workshop/settings.ipynb #19f35542
@@ -120,3 +120,16 @@ def check_parameters(notebook: dict, given: dict) -> SimpleNamespace:  # JSON da
     if unknown := [name for name in given if name not in known]:    # a name such as _n or open
         raise ParameterError(unknown_name("parameter", unknown[0], known))
     return names["run"]
+
+def allowed_values(notebook: dict) -> dict[str, str]:        # JSON data; by parameter, in words
+    "What `strict` allows for each parameter; a pattern is not described."
+    (cell, check), names = parameter_cells(notebook), {}
+    exec(cell, names)
+    exec(check, names)
+    def words(rule):
+        if isinstance(rule, range):
+            return f"from {rule.start}, below {rule.stop}"
+        if isinstance(rule, tuple):
+            return f"from {rule[0]:g} to {rule[1]:g}"
+        return "" if isinstance(rule, str) else ", ".join(map(str, sorted(rule, key=repr)))
+    return {name: words(rule) for name, rule in names["_checked"].items()}

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..lab.run import RAISED, REFUSED, StatusError, tagged_cells
-from ..lab.settings import check_parameters, open_notebook, parameter_cells
+from ..lab.settings import (
+    allowed_values, check_parameters, open_notebook, parameter_cells)
 
 # %% ../../nbs/workshop/pages.ipynb #dac71348
 @contextmanager
@@ -97,9 +98,9 @@ def execute_run(
         os.environ.pop("RVNNBOOK_RECORDED", None)
 
 def parameter_lines(notebook: dict) -> list[str]:      # as JSON data
-    "The parameters of a notebook: for each a line with its values by profile, and its meaning."
+    "For each parameter of a notebook its values by profile, its meaning and what is allowed."
     cell, _ = parameter_cells(notebook)
-    filled, lines = {}, []
+    filled, lines, allowed = {}, [], allowed_values(notebook)
     for profile in ("smoke", "cpu", "paper"):
         with suppress(ValueError):             # a notebook need not have all of them
             filled[profile] = vars(check_parameters(notebook, {"profile": profile}))
@@ -107,5 +108,7 @@ def parameter_lines(notebook: dict) -> list[str]:      # as JSON data
         values = {profile: repr(run[name]) for profile, run in filled.items()}
         same = {*values.values()}
         shown = same if len(same) == 1 else map(" ".join, values.items())
-        lines += [f"{name} = {', '.join(shown)}", "    " + re.sub(r"\n +# *", " ", remark)]
+        meaning, rule = re.sub(r"\n +# *", " ", remark), allowed[name]
+        known = all(part in meaning for part in rule.split(", "))
+        lines += [f"{name} = {', '.join(shown)}", f"    {meaning}" + f" ({rule})" * (not known)]
     return lines
