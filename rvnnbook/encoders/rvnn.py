@@ -20,7 +20,7 @@ class RvNN(Encoder):
         self,
         dim: int,                      # D, width of token vectors and of the root
         cell: str = "grc",             # "grc", or "lstm" for the Tree-LSTM cell
-        hidden: int | None = None,     # of the GRC only: width of its hidden layer; 4 D if not given
+        hidden: int | None = None,     # of the GRC only: width inside; 4 D if not given
         activation: str = "gelu",      # of the GRC only: "gelu", "gelu_tanh" or "relu"
         dropout: float = 0.0,          # dropout in the cell, in [0, 1)
     ):

@@ -178,6 +178,7 @@ def handle_signals(handle: Callable, afterwards=None) -> Iterator[dict]:   # han
         for number, handler in before.items():
             signal.signal(number, handler if afterwards is None else afterwards)
 
+# %% ../../nbs/workshop/run.ipynb #f0050d55
 @contextmanager
 def stop_on_signals(limit: float = math.inf, last: bool = False):  # seconds; ignore them afterwards
     "Interrupt the block on a signal, once, with exit status 75; a second signal ends the process."

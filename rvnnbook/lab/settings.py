@@ -121,6 +121,7 @@ def check_parameters(notebook: dict, given: dict) -> SimpleNamespace:  # JSON da
         raise ParameterError(unknown_name("parameter", unknown[0], known))
     return names["run"]
 
+# %% ../../nbs/workshop/settings.ipynb #19f35543
 def allowed_values(notebook: dict) -> dict[str, str]:        # JSON data; by parameter, in words
     "What `strict` allows for each parameter; a pattern is not described."
     (cell, check), names = parameter_cells(notebook), {}
