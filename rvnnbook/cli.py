@@ -9,6 +9,7 @@ __all__ = ['STATUSES', 'seconds', 'parser', 'main']
 import argparse
 import importlib
 import os
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -74,7 +75,8 @@ def _results(options):
         return tables.results_overview(runs.read_records())
     records = runs.query_records(runs.read_records(experiment), *options.where)
     if not (file := options.csv or options.parquet):
-        return tables.results_table(records, options.mean)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        return tables.results_table(runs.latest(records), options.mean, width)
     frame = (tables.mean_frame if options.mean else runs.as_frame)(records)
     if options.csv:
         frame.to_csv(file, index=False)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -668,6 +669,31 @@ def test_the_table_of_records():
     assert lines[7].split()[-2:] == ["False", "True"]
     assert results_table([]) == results_table([], mean=True) == "no records"
     assert sittings([fresh, make(legs=[], device="a GPU")]) == ("abababa, unknown, cdcdcdc+", "a processor, a GPU")
+
+
+def test_a_wide_table_is_divided_for_a_terminal():
+    runs = [make(seed=seed, metrics={f"test {number}": {"accuracy": (seed + number) / 64} for number in range(8)}) for seed in range(3)]
+    whole = [line.split() for line in results_table(runs).splitlines()[2:]]
+    lines = results_table(runs, width=70).splitlines()
+    assert lines[0] == "toy" and max(map(len, lines)) <= 70 and "\\" in lines[1]
+    told = {f"[{line}]": sum((each.split()[1:] for each in lines if each.startswith(f"[{line}]")), []) for line in (1, 2, 3)}
+    assert list(told.values()) == whole, "a numbered line in each part, with all cells"
+    assert results_table(runs, width=1000).splitlines()[2].split() == ["[1]", *whole[0]]
+
+
+def test_the_table_of_records_in_a_terminal():
+    screen, terminal = os.openpty()
+    shown = subprocess.Popen([sys.executable, "-m", "rvnnbook", "results", "listops"], stdout=terminal, env={**os.environ, "COLUMNS": "90"})
+    os.close(terminal)
+    with open(screen, "rb", buffering=0) as output:
+        printed = b""
+        with suppress(OSError):        # the end of a terminal
+            while part := output.read(4096):
+                printed += part
+    assert shown.wait() == 0
+    lines = printed.decode().splitlines()
+    assert max(map(len, lines)) <= 90 and sum(line.startswith("[1]") for line in lines) > 1
+    assert sum(line.startswith(f"[{len(latest(read_records('listops')))}]") for line in lines) > 1, "a line for each run"
 
 
 # ---- two branches

@@ -212,6 +212,7 @@ def mean_frame(
 def results_table(
     records: Sequence[dict],       # of any experiments
     mean: bool = False,            # a line for all seeds of a run, in place of one for each
+    width: int | None = None,      # of a terminal: wider tables are divided, with numbered lines
 ) -> str:
     "Records side by side, by experiment."
     parts = []
@@ -228,7 +229,9 @@ def results_table(
             if mean:
                 spread = shown[f"{name} ±"].map(" ± {:.2g}".format, na_action="ignore")
                 shown[name] += spread.fillna("")
-        lines = shown.fillna("").to_string(columns=columns, index=False, max_colwidth=40)
+        shown.index = [f"[{line}]" for line in range(1, len(shown) + 1)]
+        lines = shown.fillna("").to_string(columns=columns, index=width is not None,
+                                           line_width=width, max_colwidth=40)
         parts.append(f"{experiment}\n{lines}")
     return "\n\n".join(parts) or "no records"
 
