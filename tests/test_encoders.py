@@ -405,17 +405,22 @@ def test_a_backward_pass_within_autocast(name):
 
 @every
 def test_a_step_with_all_weights_in_bfloat16(name):
-    "The Fourier transforms of S4D and MEGA have no such precision, and say so."
-    encoder = make(name, **({"pre": None} if name.startswith("rir_") else {})).bfloat16().train()
+    encoder = make(name).bfloat16().train()
     x = states(MASK, 5, dtype=torch.float32).bfloat16().requires_grad_()
-    if name in ("s4d", "mega"):
-        with pytest.raises(RuntimeError, match="(?i)bfloat16"):
-            encode(encoder, x, MASK, TREES)
-        return
     root = encode(encoder, x, MASK, TREES).root
     (root.float() * torch.linspace(-1, 2, DIM)).sum().backward()
     assert root.dtype == x.grad.dtype == torch.bfloat16 and x.grad[MASK].any() and x.grad.isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("name", ["s4d", "mega", "rir_grc"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kernels_of_weights_in_half_precision_are_exact(name, dtype):
+    half = make(name).to(dtype).eval()
+    single = copy.deepcopy(half).float()           # the same rounded weights
+    x = states(MASK, 5, dtype=torch.float32).to(dtype)
+    rough, exact = half(x, MASK).root, single(x.float(), MASK).root
+    assert rough.dtype == dtype and (rough.float() - exact).norm() < 10 * torch.finfo(dtype).eps * exact.norm()
 
 
 # ---- copies

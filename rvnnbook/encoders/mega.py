@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core import Encoder, EncoderOutput, check_batch, check_choice, check_counts
-from ..layers.s4d import convolve, power_sums
+from ..layers.s4d import at_least_float32, convolve, power_sums
 
 # %% ../../nbs/implementations/mega.ipynb #afd1091d
 def average_kernel(
@@ -43,10 +43,11 @@ class MovingAverage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`x`: signal, zero on padding, (B, N, D). Returns: averages and the token itself,
         (B, N, D)."""
-        take, damping = (part.squeeze(-1).sigmoid() for part in (self.delta, self.alpha))
+        take, damping = (at_least_float32(part).squeeze(-1).sigmoid()
+                         for part in (self.delta, self.alpha))
         kernel = average_kernel(take, damping, self.beta.squeeze(-1), self.gamma, x.shape[1])
         past, future = kernel.chunk(2)
-        return convolve(x, past, future, self.omega)
+        return convolve(x, past, future, self.omega).to(self.omega.dtype)
 
 # %% ../../nbs/implementations/mega.ipynb #3a012e75
 def _distance_table(bias: Tensor, length: int) -> Tensor:
