@@ -137,6 +137,43 @@ append(record, trace, folder / "results")
     assert changed_modules(record) == []
 
 
+def test_code_that_changed_between_two_legs_makes_the_record_stale(tmp_path):
+    "The package is edited after the first leg; the record has the hashes of the code that trained first."
+    shutil.copytree(ROOT / "rvnnbook", tmp_path / "rvnnbook", ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    code = """
+import json, sys
+import torch
+from rvnnbook.data.batches import BucketLoader
+from rvnnbook.data.listops import VOCABULARY, collate_listops, unique_draws
+from rvnnbook.lab.records import changed_modules, make_trace, new_record
+from rvnnbook.lab.train import train
+from rvnnbook.origin import code_hashes
+from rvnnbook.registry import create_encoder
+from rvnnbook.tasks.classify import Classifier
+began = code_hashes()
+torch.manual_seed(0)
+model = Classifier(create_encoder("rvnn", dim=8), vocabulary=len(VOCABULARY), classes=10)
+outcome = train(model, BucketLoader(list(unique_draws(60, seed=0)), 20, collate_listops, seed=0), lambda model: {"accuracy": 0.5},
+                folder="run", metric="accuracy", optimizer="adamw", steps=6, **json.loads(sys.argv[1]))
+record = new_record("toy", {"dim": 8}, profile="cpu", seed=0, modules=began, legs=outcome.legs, trace=make_trace(outcome.history or [{"step": 1}]),
+                    metrics={"validation": {"accuracy": 0.5}}, rule="last step", finished=outcome.finished)
+print(json.dumps([record, code_hashes(), changed_modules(record)]))
+"""
+    def sit(**options):
+        done = python(code, json.dumps(options), cwd=tmp_path, path=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+    first, before, stale = sit(time_budget=0)
+    assert stale == [] and not first["finished"]
+    with open(tmp_path / "rvnnbook" / "layers" / "cells.py", "a") as module:
+        module.write("EDITED = True\n")
+    for _ in range(2):                 # the second time it trains no further
+        record, after, stale = sit()
+        assert record["finished"] and [leg["to_step"] for leg in record["legs"]] == [1, 6]
+        assert {name for name in after if after[name] != before[name]} == {"rvnnbook.layers.cells"} == {*stale}
+        assert record["modules"] == before and all("modules" not in leg for leg in record["legs"])
+
+
 @given(st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=3), max_size=4))
 def test_stages_are_counted_through(stages):
     "Steps made in each leg of each stage, against one training that made them all."

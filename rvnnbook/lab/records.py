@@ -149,13 +149,15 @@ def new_record(
                if isinstance(value, float) and not math.isfinite(value)]:
         raise RecordError(f"a record has finite numbers only, but {'; '.join(bad)}")
     now = code_hashes()                # modules that were loaded since are added
-    modules = now | {name: was for name, was in modules.items() if name != "rvnnbook.registry"}
+    for before in (modules, *(leg.get("modules", {}) for leg in reversed(legs))):
+        now |= {name: was for name, was in before.items() if name != "rvnnbook.registry"}
     here = legs[-1] if legs else machine()
     record = {
         "experiment": experiment, "profile": profile, "seed": seed,
         "parameters": _without_profile_and_seed(parameters),
-        "version": importlib.import_module("rvnnbook").__version__, "legs": list(legs),
-        "modules": modules, "device": here["device"], "threads": here["threads"],
+        "version": importlib.import_module("rvnnbook").__version__, "modules": now,
+        "legs": [{name: leg[name] for name in leg if name != "modules"} for leg in legs],
+        "device": here["device"], "threads": here["threads"],
         "peak_memory_mb": round(peak_memory(), 1),
         "wall_s": sum(leg["seconds"] for leg in legs) if wall_s is None else wall_s,
         "metrics": metrics, "rule": rule, "finished": finished,

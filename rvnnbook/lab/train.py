@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ..data.batches import BucketLoader, shard_batch, to_device
 from .records import current_names, now_in_utc
-from ..origin import code_hash, git_state, machine
+from ..origin import code_hash, code_hashes, git_state, machine
 from .run import REFUSED, handle_signals
 from .settings import check_model
 from ..optimization import classification_loss
@@ -375,10 +375,9 @@ def restore(run: Run):    # just made
     else:
         tensors, state = found
         now, then = json.loads(json.dumps(run.settings)), state["settings"]
-        if other := [f"{name} = {then.get(name)!r}, now {now.get(name)!r}"
-                     for name in {**then, **now} if now.get(name) != then.get(name)]:
-            raise CheckpointError(f"{run.folder} holds a run with other settings: "
-                                  + ", ".join(other))
+        if other := ", ".join(f"{name} = {then.get(name)!r}, now {now.get(name)!r}"
+                              for name in {**then, **now} if now.get(name) != then.get(name)):
+            raise CheckpointError(f"{run.folder} holds a run with other settings: {other}")
         if state["step"] > (end := min(run.limit, end_by_patience(run.recipe, state["history"]))):
             raise CheckpointError(f"{run.folder} holds a run of {state['step']} steps, but this "
                                   f"one ends at step {end}; remove it to begin the run anew")
@@ -394,7 +393,8 @@ def restore(run: Run):    # just made
         if "cuda" in random and run.device.type == "cuda":     # it may go on on a processor
             torch.cuda.set_rng_state(random["cuda"], run.device)
     run.legs.append({**git_state(), **machine(run.device, run.world), "started": now_in_utc(),
-                     "seconds": 0.0, "from_step": run.step, "to_step": run.step})
+                     "seconds": 0.0, "from_step": run.step, "to_step": run.step,
+                     "modules": code_hashes() if run.folder else {}})      # of one leg: known
 
 # %% ../../nbs/workshop/train.ipynb #77725add
 @contextmanager
@@ -419,7 +419,7 @@ class Outcome(NamedTuple):
     step: int            # t, steps made in all
     best: dict | None    # the row of the history with the best metric
     history: list[dict]  # one row a check
-    legs: list[dict]     # parts of the run between interruptions, with machine and commit
+    legs: list[dict]     # parts of the run between interruptions: machine, commit, code hashes
 
 def _check_bounds(run, judge, time_budget):
     "Refuse a training that would never end, or that would end before its first check."
