@@ -51,7 +51,9 @@ def check_batch(
 ) -> Tensor:                     # x with zeros on padding, (B, N, D)
     "Refuse a malformed batch; otherwise return it with its padding set to zero."
     if not isinstance(x, Tensor) or x.ndim != 3 or not x.is_floating_point():
-        raise ValueError(f"x must be a floating-point (B, N, D) tensor, got {_describe(x)}")
+        single = "; one sentence is a batch with B = 1" if getattr(x, "ndim", None) == 2 else ""
+        raise ValueError("x must be a floating-point (B, N, D) tensor, got "
+                         f"{_describe(x)}{single}")
     if dim is not None and x.shape[2] != dim:
         raise ValueError(f"x has width {x.shape[2]}, the encoder was made for dim={dim}")
     wanted = x.shape[:2]

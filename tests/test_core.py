@@ -288,6 +288,7 @@ def test_a_box_without_places_is_refused():
     (lambda: check_ids("labels", torch.ones(1), 3), "labels must be a tensor of integers, got torch.float32 of shape (1,)"),
     (lambda: check_ids("labels", [1], 3), "labels must be a tensor of integers, got list"),
     (lambda: check_batch([[1.0]], TOKENS), "x must be a floating-point (B, N, D) tensor, got list"),
+    (lambda: check_batch(torch.zeros(3, 8), TOKENS), "x must be a floating-point (B, N, D) tensor, got torch.float32 of shape (3, 8); one sentence is a batch with B = 1"),
     (lambda: check_batch(torch.ones(2, 3, 4), None), "mask must be bool of shape (2, 3), got NoneType")])
 def test_options_and_ids_out_of_range(check, said):
     with pytest.raises(ValueError) as error:
