@@ -7,7 +7,7 @@ __all__ = ['STATUSES', 'seconds', 'parser', 'main']
 
 # %% ../nbs/workshop/cli.ipynb #26e67603
 import argparse
-import importlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -31,6 +31,9 @@ def _run(options):
             raise settings.ParameterError(f"{name} is given twice")
         given[name] = settings.parse_value(value)
     page = None if options.no_notebook else execute_run
+    for name in ("papermill", "ipykernel"):        # known before a training, not after it
+        if page and importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
     return run_experiment(options.notebook, given, options.limit, page, options.unless_recorded,
                           last=True)
 
@@ -274,8 +277,11 @@ def main(arguments: list[str] | None = None) -> int:   # those of the command li
     except ModuleNotFoundError as error:
         extras = {"export": "pandas pyarrow", "ray": "ray", "slurm": "submitit",
                   "compiled": "numba", "translation": "sacrebleu",
-                  "train": "accelerate pytorch_optimizer tqdm filelock pydantic yaml"}
-        extra = next((name for name in extras if error.name in extras[name].split()), "book")
-        print(f"rvnnbook: this needs {error.name}, which is not installed. "
-              f"Remedy: pip install 'rvnnbook[{extra}]'", file=sys.stderr)
+                  "train": "accelerate pytorch_optimizer tqdm filelock pydantic yaml",
+                  "notebooks": "papermill ipykernel"}
+        missing = str(error.name).partition(".")[0]
+        extra = next((name for name in extras if missing in extras[name].split()), "book")
+        print(f"rvnnbook: this needs {missing}, which is not installed. "
+              f"Remedy: pip install 'rvnnbook[{extra}]'"
+              + ", or the option --no-notebook" * (extra == "notebooks"), file=sys.stderr)
         return 1

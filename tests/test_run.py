@@ -693,3 +693,11 @@ def test_a_training_that_ends_before_its_first_check_is_refused_first(name, shor
     notebook = open_notebook(ROOT / f"nbs/experiments/{name}.ipynb")
     with pytest.raises(ParameterError, match="a training of 20 steps ends before its first check, at step (250|500)$"):
         check_parameters(notebook, {"profile": "cpu", **short})
+
+
+@pytest.mark.parametrize("missing", ["papermill", "ipykernel"])
+def test_what_a_page_needs_is_missed_before_the_training(missing, tmp_path):
+    code = "import sys; sys.modules[sys.argv[1]] = None; from rvnnbook.cli import main; sys.exit(main(['run', 'nbs/experiments/listops.ipynb']))"
+    done = subprocess.run([sys.executable, "-c", code, missing], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "RVNNBOOK_RUNS": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (1, "") and not list(tmp_path.iterdir())
+    assert done.stderr == f"rvnnbook: this needs {missing}, which is not installed. Remedy: pip install 'rvnnbook[notebooks]', or the option --no-notebook\n"
