@@ -181,8 +181,8 @@ class Encoder(HostModule):
 
         `x` holds token vectors, (B, N, D); `mask` is True on tokens, (B, N). `trees` holds
         composition steps, (B, N), for encoders that are given trees; the others ignore it.
-        `generator` supplies random draws. With `trace=True` the result's
-        `trace` holds the decisions of the encoder: trees, existence, beams, gates.
+        `generator` supplies random draws; dropout uses torch's own. With `trace=True` the
+        result's `trace` holds the decisions of the encoder: trees, existence, beams, gates.
 
         Returns `EncoderOutput(root, states, loss, trace)`. Raises ValueError for a malformed
         batch.

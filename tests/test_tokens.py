@@ -394,3 +394,10 @@ def test_draws_follow_the_promise():
         promised = model(torch.tensor([[2]]), torch.tensor([[True]])).states[0, 0].softmax(-1)
     drawn = draw_tokens(model, torch.full((4000,), 2), 1, torch.Generator().manual_seed(0))[:, 1]
     assert (drawn[:, None] == torch.arange(5)).float().mean(0).sub(promised).abs().max() < .03
+
+
+def test_dropout_is_off_where_tokens_are_drawn():
+    torch.manual_seed(0)
+    model = TokenClassifier(GrowingTree(8, dropout=.5), vocabulary=9, classes=9).train()
+    once, again = (draw_tokens(model, torch.arange(9), 20, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert torch.equal(once, again) and not model.training

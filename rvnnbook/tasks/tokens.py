@@ -214,12 +214,13 @@ class GrowingTree(RvNN):
 # %% ../../nbs/implementations/beyond.ipynb #cbb2a1b2
 @torch.no_grad()
 def draw_tokens(
-    model: TokenClassifier,                      # over a GrowingTree, one class for each token
+    model: TokenClassifier,      # over a GrowingTree, a class for each token; set to eval mode
     start: Tensor,                               # first tokens, (B,) int64
     count: int,                                  # tokens to draw, >= 0
     generator: torch.Generator | None = None,    # random number generator
 ) -> Tensor:                                     # (B, 1 + count) int64
     "Sample tokens one after the other from a language model (rir App. H)."
+    model.eval()
     kept, drawn = (), [start]
     for _ in range(count):
         state, kept = model.encoder.step(model.embedding(drawn[-1]), kept)
