@@ -1,5 +1,6 @@
 "Predictions: the same alone and in a list, in the given order, in bounded memory; and what is refused."
 import copy
+import json
 import math
 import pickle
 import subprocess
@@ -206,6 +207,14 @@ def test_sentences_that_are_refused(sentence, error, told):
     model = Classifier(create_encoder("lstm", dim=8), SPOKEN, 10)
     with pytest.raises(error, match=f"^sentence 1: .*{told}"):
         model.predict(["[MAX 2 9 ]", sentence])
+
+
+def test_an_error_of_an_own_tokenizer_names_the_sentence():
+    "Its class may need other arguments than a text."
+    words = Vocabulary(["a", "b"], split=json.loads)
+    model = Classifier(create_encoder("lstm", dim=8), words, 10)
+    with pytest.raises(ValueError, match="^sentence 1: Expecting value: line 1 column 1"):
+        model.predict(['["a", "b"]', "no JSON"])
 
 
 def test_lists_that_are_refused():

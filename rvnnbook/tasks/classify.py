@@ -214,7 +214,8 @@ def _read_examples(model, sentences: Iterable, trees: Iterable | None) -> Iterat
             except ValueError as error:
                 raise ValueError(f"trees: {error}") from None
         except (TypeError, ValueError) as error:
-            raise type(error)(f"sentence {number}: {error}") from None
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"sentence {number}: {error}") from None
         yield ids, steps
 
 # %% ../../nbs/implementations/heads.ipynb #7c20be0e
