@@ -249,6 +249,9 @@ def check_layers(
 ) -> None:
     "TypeError unless layers are as `has_plain_layers` wants them."
     for layer in layers:
+        if getattr(layer, "_is_replica", False):
+            raise TypeError("nn.DataParallel copies layers without their parameters, and this "
+                            "encoder reads them; use DistributedDataParallel")
         if not has_plain_layers(layer):
             raise TypeError(f"this encoder reads the weights of its layers and does not call "
                             f"them; {layer} is no plain nn.Linear or nn.LayerNorm with the "

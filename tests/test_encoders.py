@@ -534,3 +534,17 @@ def test_verdicts_and_cross_entropy():
     assert float(cross_entropy(two, torch.tensor([1, 1, 0]))) == pytest.approx(by_hand)
     by_hand = sum(math.log(sum(map(math.exp, row))) - row[label] for row, label in zip(many.tolist(), (2, 1))) / 2
     assert float(cross_entropy(many, torch.tensor([2, 1]))) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("name", ["crvnn", "ebt_grc", "ordered_memory"])
+def test_replicas_of_data_parallel_are_refused_with_a_remedy(name):
+    "As DataParallel makes them on several GPUs: parameters are plain attributes of the copies."
+    def replica(module):
+        copied = module._replicate_for_data_parallel()
+        for part, original in module.named_children():
+            setattr(copied, part, replica(original))
+        for weight, value in module._parameters.items():
+            setattr(copied, weight, value)
+        return copied
+    with pytest.raises(TypeError, match="use DistributedDataParallel$"):
+        encode(replica(make(name).double()), states(MASK, 5), MASK, TREES)
