@@ -394,7 +394,7 @@ def restore(run: Run):    # just made
             torch.cuda.set_rng_state(random["cuda"], run.device)
     run.legs.append({**git_state(), **machine(run.device, run.world), "started": now_in_utc(),
                      "seconds": 0.0, "from_step": run.step, "to_step": run.step,
-                     "modules": code_hashes() if run.folder else {}})      # of one leg: known
+                     "modules": code_hashes() if run.folder else {}})    # without: one leg only
 
 # %% ../../nbs/workshop/train.ipynb #77725add
 @contextmanager
