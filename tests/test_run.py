@@ -257,7 +257,7 @@ def test_commands_about_encoders_and_data_need_no_extra(tmp_path, tmp_path_facto
 
 def test_missing_book_tools_are_named(tmp_path, small, tmp_path_factory):
     done = run("run", "small.ipynb", cwd=tmp_path, PYTHONPATH=without(tmp_path_factory.mktemp("path"), "papermill"))
-    assert done.returncode == 1 and "pip install 'rvnnbook[book]'" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and "pip install 'rvnnbook[notebooks]'" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_dependencies_include_modules_files_and_missing_files(tmp_path):
